@@ -11,7 +11,7 @@ from convolution_cases import convolution
 from harness import run_algorithm
 from jitdnn.devices.cuda import offline
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose, correlation
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupGemmInLines
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
@@ -176,7 +176,7 @@ def test_compiles(architecture: Any) -> None:
 def test_stride_phases_take_turns(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each a few tiles, and at last those that are left."""
     problem, algorithm = convolution(words), WarpgroupGemm((Tile(1, 1, 1, 64),))
-    monkeypatch.setattr(choose, "_TURNS_SHARE", 0.0)
+    monkeypatch.setattr(correlation, "_TURNS_SHARE", 0.0)
     choose.plan_of.cache_clear()
     plan = algorithm.sizes(problem, cuda_device)
     assert isinstance(plan, Plan), plan

@@ -16,7 +16,7 @@ import cases
 from cases import make_case
 from harness import run
 from jitdnn.kernels.cuda import warpgroup_matmul
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose, wgrad
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose, correlation, wgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking
 from jitdnn.kernels.cuda.warpgroup.tile import Tile
@@ -54,7 +54,7 @@ def split_into(splits: int, tile: Tile = SMALL) -> Iterator[None]:
 def blocked_by(blocking: Callable[..., tuple[Blocking, float]]) -> Iterator[None]:
     """Plans within the block have the blocking that this function gives, whatever would be chosen."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (choose, wgrad):
+        for module in (correlation, wgrad):
             patch.setattr(module, "best_blocking", blocking)
         _forget_plans()
         yield

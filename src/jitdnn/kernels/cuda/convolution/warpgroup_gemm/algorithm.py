@@ -25,13 +25,14 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmWgradInPlace,
     refuse_sums,
 )
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import no_lines, plan_of, unplannable
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import WGMMA_FUNCTIONS, kernel_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.exchanged import exchanged, filled
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.finish import finish_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, transposed
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.rows import no_lines
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import SEGMENTS
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing

@@ -102,3 +102,11 @@ def rows_of_lines(channels: int, size: int, is_exact: bool, columns: int) -> lis
     if columns < LEAST_COLUMNS or channels * size % SECTOR_BYTES:
         return [best]
     return [best, *(row for row in fitting if _LEAST_OF_LINES <= row < best)]
+
+
+def no_lines(problem: Convolution) -> str:
+    """Why there are no taps that share pixels."""
+    return (
+        f"{problem.filter_spatial[-1]} taps along the last axis, stride {problem.stride[-1]}, dilation"
+        f" {problem.dilation[-1]}: no two taps of all results read the same pixels, or not as many of each"
+    )

@@ -6,12 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jitdnn.devices.gpu import GpuDevice
 from jitdnn.devices.tensor_map import ALIGNMENT, Tables, TensorMap
-from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
-    Batch,
-)
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     Operand,
     Pack,
@@ -23,21 +18,13 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     whole_map,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
-    NEEDS_WORKSPACE,
-    Axis,
-    Three,
-    batched,
     dtypes,
-    element_bytes,
-    moved_bytes,
     pack_numbers,
     pack_seconds,
-    packed,
-    parts_of,
-    rank_of,
-    three_of,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import DIVISION_BYTES, Plan
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.request import ProductRequest, Refused
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad_loops import Loops, Sources
 from jitdnn.kernels.cuda.cost import LINE_BYTES, SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.kernels.cuda.gemm.shape import divisors
@@ -46,8 +33,6 @@ from jitdnn.kernels.cuda.warpgroup.bound import Least
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Boxes, Products, SharedRows
 from jitdnn.kernels.cuda.warpgroup.tile import SHARED, SHARED_IN_LINES, SPLIT, STAGE_ROW, Tile
 from jitdnn.kernels.cuda.warpgroup.wgrad_cost import Copies, WgradBound, wgrad_seconds
-from jitdnn.problems.convolution import Convolution
-from jitdnn.tensor import DTYPES
 
 _MAX_SPLITS = 256
 _CACHED = 0.6
@@ -63,283 +48,302 @@ INSIDE = (
     Tile(1, 1, 1, 32),
 )
 """Tiles that end inside of a block of 64 columns: the channels of each tap are whole tiles then."""
-_INSIDE, _SPLIT = frozenset(INSIDE), frozenset(SPLIT)
+_SPLIT = frozenset(SPLIT)
 _ROOM_BEHIND_SEGMENT = 8  # rows of shared memory; as in sizes.cuh
+_STAGE_PIXELS = STAGE_ROW // 2
+"""Of elements of 16 bits."""
 SEGMENTS = (64, 32, 16)
 """Pixels of a line that a wgrad in lines takes at a time."""
 
 
-def plan_in_lines(
-    problem: Convolution,
-    device: GpuDevice,
-    tiles: tuple[Tile, ...],
-    parts: int = 1,
-    is_scaled: bool = False,
-    is_divided: bool = False,
-    is_rough: bool = False,
-) -> Plan | str:
-    """The fastest by how many taps share what is copied of x, and how long the segments of lines are."""
+def plan_in_lines(request: ProductRequest) -> Plan:
+    """The fastest by how many taps share what is copied of x, and how long segments of lines are. Raises Refused."""
+    problem = request.problem
     if problem.stride[-1] != 1 or problem.dilation[-1] != 1:
-        return "taps along the last axis share lines where its stride and dilation are 1"
+        raise Refused("taps along the last axis share lines where its stride and dilation are 1")
     if problem.filter_spatial[-1] == 1:
-        return "one tap along the last axis shares its line with no other"
+        raise Refused("one tap along the last axis shares its line with no other")
     best: Plan | None = None
-    reasons = []
+    reasons: list[Refused] = []
     for taps in (2, 3, 4):
-        own = tuple(tile for tile in tiles if tile.wn == 64 * taps and tile.cluster == 1)
-        for segment in SEGMENTS if own else ():
-            one = wgrad_plan(
-                problem, device, own, True, parts, is_scaled, is_divided, None, NOTHING, segment, is_rough=is_rough,
-                limit=best.seconds if best else math.inf,
-            )  # fmt: skip
-            if isinstance(one, str):
-                reasons.append(one)
-            elif best is None or one.seconds < best.seconds:
-                best = one
-    return best or next(iter(reasons), "no tile is as wide as several taps")
+        tiles = tuple(tile for tile in request.tiles if tile.wn == 64 * taps and tile.cluster == 1)
+        for segment in SEGMENTS if tiles else ():
+            given, limit = (
+                replace(request, tiles=tiles, uses_workspace=True),
+                best.seconds if best else math.inf,
+            )
+            try:
+                one = wgrad_plan(given, segment, limit)
+            except Refused as reason:
+                reasons.append(reason)
+            else:
+                best = one if best is None or one.seconds < best.seconds else best
+    if best is None:
+        raise reasons[0] if reasons else Refused("no tile is as wide as several taps")
+    return best
 
 
-def wgrad_plan(
-    problem: Convolution,
-    device: GpuDevice,
-    tiles: tuple[Tile, ...],
-    uses_workspace: bool,
-    parts: int,
-    is_scaled: bool,
-    is_divided: bool,
-    batch: Batch | None,
-    fusion: Fusion,
-    segment: int = 0,
-    divides_rows: bool = False,
-    is_rough: bool = False,
-    is_blockwise: bool = False,
-    limit: float = math.inf,
-) -> Plan | str:
-    """The plan of a filter's gradient, or why there is none; `limit`: seconds, more than which nobody wants."""
-    groups = batch.count if batch else problem.groups
-    size, result_bytes = element_bytes(problem, is_scaled or is_divided), DTYPES[problem.w.dtype]
-    if size != 2:
-        return f"products of {problem.x.dtype} tensors are read along K alone, and K runs over pixels here"
-    x = batched(Operand.of(problem.x, 0), batch, batch.data if batch else 0)
-    dy = batched(Operand.of(problem.y, 1), batch, batch.filter if batch else 0)
-    outputs, taps = three(problem.output_spatial, 1), three(problem.filter_spatial, 1)
-    dilation, before = three(problem.dilation, 1), three([n for n, _ in problem.padding], 0)
-    x, strides = _met(x, outputs, taps, three(problem.stride, 1), before)
-    ones = (1, 1, 1)
-    base = (-before[0], -before[1], -before[2])
-    is_plain = taps == ones and strides == ones and base == (0, 0, 0) and x.extents == outputs
-    if is_blockwise and (not is_plain or groups > 1 or batch):
-        return (
+def wgrad_plan(request: ProductRequest, segment: int = 0, limit: float = math.inf) -> Plan:
+    """The fastest; in lines with `segment`: so many pixels of a line at a time. `limit`: seconds, more than which
+    nobody wants. Raises Refused."""
+    problem, device, batch, fusion = request.problem, request.device, request.batch, request.fusion
+    loops = Loops.of(request, segment)
+    if request.size != 2:
+        raise Refused(
+            f"products of {problem.x.dtype} tensors are read along K alone, and K runs over pixels here"
+        )
+    if request.is_blockwise and (not loops.is_plain or request.groups > 1 or batch):
+        raise Refused(
             "blocks of pixels are scaled where both operands have the same: one tap, no padding and no groups"
         )
-    packs, at = packed(
-        x, dy, parts, is_scaled, problem.has_float8, dy if divides_rows else None, is_blockwise
+    sources = Sources.of(request, loops)
+    if not fits_offsets(loops.rank, [axis.reach for axis in loops.axes]):
+        raise Refused("taps are farther apart than the copy engine takes")
+    if request.is_divided and loops.pixels <= _STAGE_PIXELS:
+        raise Refused(f"{loops.pixels} pixels are one stage, and there must be splits")
+    is_whole = _is_whole(request, loops, sources)
+    products, blocking, seconds = _blocking(request, loops, sources, is_whole, limit)
+    tile = blocking.tile
+    is_whole = (is_whole[0], is_whole[1] and tile.n % 64 == 0)
+    maps, is_linear = _maps(request, loops, sources, blocking, is_whole)
+    if len(maps) < len(sources.a) + len(sources.b):
+        raise Refused("windows begin farther outside of the image than the copy engine takes")
+    result = _Result(request, loops)
+    boxes = result.boxes(tile) if blocking.is_whole else None
+    if boxes:
+        maps = (*maps, boxes)
+    numbers = _numbers(request, loops, sources, result, products, blocking, (*is_linear, *is_whole))
+    return Plan(
+        True, dtypes(problem), problem.w.dtype, loops.rank, 1, True, result.is_vector,
+        result.column != 1 and blocking.is_whole, boxes is not None, STAGE_ROW, blocking, blocking.works(products),
+        sources.packs, Tables(maps, numbers), sources.at + blocking.partial_bytes(products),
+        fusion.seconds(seconds, True) + pack_seconds(sources.packs, device), fusion,
+        is_divided=request.is_divided, segment=segment,
+    )  # fmt: skip
+
+
+def _in_rows(
+    parts: Sequence[Operand], pixels: int, blocks: int, is_batch: bool, is_f32: bool, row: int = STAGE_ROW
+) -> list[TensorMap | None]:
+    """Maps of operands as rows of `row` bytes, with `blocks` blocks of channels at once; None where there is none."""
+    if blocks:
+        return [whole_map(part, row, pixels, blocks, is_batch, not is_f32) for part in parts]
+    return [rows_map(part, row, pixels, is_batch, not is_f32) for part in parts]
+
+
+def _is_whole(request: ProductRequest, loops: Loops, sources: Sources) -> tuple[bool, bool]:
+    """Whether one copy may bring all blocks of 64 channels of a tile, of dy and of x."""
+    if loops.segment:
+        return False, False
+    is_batch = request.batch is not None
+    may_b = loops.is_plain and loops.in_channels % 64 == 0 and (request.groups == 1 or not request.is_divided)
+    return (
+        loops.out_channels % 64 == 0
+        and all(_in_rows(sources.a, _STAGE_PIXELS, 1, is_batch, sources.is_a_f32)),
+        may_b and all(_in_rows(sources.b, _STAGE_PIXELS, 1, is_batch, sources.is_b_f32)),
     )
-    if divides_rows and packs[1] and not is_divided:
-        return "numbers are divided where the copy engine reads them: dy has its channels innermost"
-    if is_divided and (any(packs) or not uses_workspace):
-        return "numbers are divided where the copy engine reads them, of splits: both operands have channels innermost"
-    if any(packs) and not uses_workspace:
-        return NEEDS_WORKSPACE
-    b, a = parts_of(x, packs[0]), parts_of(dy, packs[1])
-    if is_divided:
-        a, b = a * parts, b * parts  # rows of 32 channels of each
-    elif divides_rows:
-        a = a * parts
-    axes = tuple(Axis(outputs[n], -before[n], strides[n], taps[n], dilation[n], 0, 1, 0, 1) for n in range(3))
-    rank = rank_of(x.extents[0], axes[:1])
-    if not fits_offsets(rank, [axis.reach for axis in axes]):
-        return "taps are farther apart than the copy engine takes"
-    block = STAGE_ROW // size
-    out_channels, in_channels = problem.k // problem.groups, problem.c // problem.groups
-    channel_blocks = -(-in_channels // 64)
-    columns = math.prod(taps) * channel_blocks * 64
-    pixels = problem.n * math.prod(outputs)
-    at_once = tiles[0].wn // 64 if segment else 1
-    if segment:  # pixels are counted by segments of lines, taps by as many as share one
-        columns = columns // taps[2] * -(-taps[2] // at_once) * at_once
-        axes = (*axes[:2], replace(axes[2], results=-(-outputs[2] // segment)))
-        pixels = problem.n * math.prod(axis.results for axis in axes) * segment
-    if is_divided and pixels <= block:
-        return f"{pixels} pixels are one stage, and there must be splits"
-    products = Products((out_channels,), (-(-pixels // block),), columns, groups, is_across=True)
-    bytes_moved = batch.nbytes if batch else moved_bytes(problem)
-    max_splits = _MAX_SPLITS if uses_workspace else 1
+
+
+def _tiles(request: ProductRequest, loops: Loops, is_copied: bool) -> tuple[Tile, ...]:
+    """Those that can be; `is_copied`: from where operands lie, which the model of some tiles knows."""
     # columns come in blocks of 64, behind each of which another tap may begin: no chunk of results is longer
-    may_end_inside = parts == 1 and not (segment or is_scaled or is_blockwise or fusion.has_prologue)
-    is_copied = may_end_inside and not (
-        any(packs) or batch
-    )  # from where operands lie, which the model of these knows
-    tiles = tuple(
+    inside = INSIDE if is_copied else INSIDE[:1] if _may_end_inside(request, loops) else ()
+    tiles: tuple[Tile, ...] = tuple(
         tile
-        for tile in tiles
-        if (tile.wn % 64 == 0 or (may_end_inside and tile in (_INSIDE if is_copied else INSIDE[:1])))
+        for tile in request.tiles
+        if (tile.wn % 64 == 0 or tile in inside)
         and (is_copied or tile not in _SPLIT)
-        and (tile.n > 32 or in_channels <= 32)
-        and (tile.cluster > 1 or tile.chunk_bytes(result_bytes) // result_bytes <= 64)
+        and (tile.n > 32 or loops.in_channels <= 32)
+        and (tile.cluster > 1 or tile.chunk_bytes(request.result_bytes) // request.result_bytes <= 64)
     )
-    tiles = fusion.tiles(tiles, result_bytes, True)
-    if not is_divided:
+    tiles = request.fusion.tiles(tiles, request.result_bytes, True)
+    if not request.is_divided:
         tiles = tuple(tile for tile in tiles if not tile.dividers)
-    if divides_rows:
+    if request.divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
-    is_f32 = is_divided or divides_rows  # what is copied of dy
+    return tiles
 
-    def maps_in_rows(
-        parts: Sequence[Operand], pixels: int, blocks: int, is_f32: bool, row: int = STAGE_ROW
-    ) -> list[TensorMap | None]:
-        return [
-            whole_map(part, row, pixels, blocks, batch is not None, not is_f32) if blocks else
-            rows_map(part, row, pixels, batch is not None, not is_f32)
-            for part in parts
-        ]  # fmt: skip
 
-    is_whole = (  # of dy, and of x
-        not segment and out_channels % 64 == 0 and all(maps_in_rows(a, block, 1, is_f32)),
-        not segment
-        and is_plain
-        and in_channels % 64 == 0
-        and (groups == 1 or not is_divided)
-        and all(maps_in_rows(b, block, 1, is_divided)),
-    )
-    is_deep = parts == 1 and not segment and not fusion.has_prologue and not is_blockwise
+def _may_end_inside(request: ProductRequest, loops: Loops) -> bool:
+    """Whether tiles may end inside of a block of 64 columns."""
+    is_plain = request.parts == 1 and not (request.is_scaled or request.is_blockwise)
+    return is_plain and not (loops.segment or request.fusion.has_prologue)
 
-    may_share = uses_workspace and parts == 1 and groups == 1 and not (any(packs) or fusion.has_prologue)
+
+def _is_copied(request: ProductRequest, loops: Loops, sources: Sources) -> bool:
+    """Whether operands are copied from where they lie, by numbers of which tiles may end inside of a block."""
+    return _may_end_inside(request, loops) and not (any(sources.packs) or request.batch)
+
+
+def _blocking(
+    request: ProductRequest, loops: Loops, sources: Sources, is_whole: tuple[bool, bool], limit: float
+) -> tuple[Products, Blocking, float]:
+    """The fastest blocking, the products that it divides, and its time."""
+    device, fusion, segment = request.device, request.fusion, loops.segment
+    is_copied = _is_copied(request, loops, sources)
+    may_share = request.uses_workspace and request.parts == 1 and request.groups == 1
+    may_share = may_share and not (any(sources.packs) or fusion.has_prologue)
     if segment:
-        may_share = may_share and bytes_moved < _CACHED * device.cache_bytes
+        may_share = may_share and request.bytes_moved < _CACHED * device.cache_bytes
+    is_deep = request.parts == 1 and not (segment or fusion.has_prologue or request.is_blockwise)
 
     def depths(tile: Tile) -> tuple[int, ...]:
         # where copies of more pixels make up for fewer stages
         is_small = tile.m * tile.n == 64 * 64 if is_whole[1] else tile.m * tile.n <= 128 * 128
         return (1, 2) if is_deep and is_small else (1,)
 
-    def columns_of(tile: Tile) -> int:
-        # the channels of a tap are whole blocks of 64 or, of tiles that end inside of one, whole tiles
-        return math.prod(taps) * -(-in_channels // tile.n) * tile.n if tile.n % 64 else columns
-
-    brought = Boxes(is_whole, (_is_uneven(a[0]), _is_uneven(b[0])), not is_plain and not segment)
-    outside = 1.0 - math.prod(
-        axis.inside(extent) / (axis.taps * axis.results) for axis, extent in zip(axes, x.extents, strict=True)
+    brought = Boxes(
+        is_whole, (_is_uneven(sources.a[0]), _is_uneven(sources.b[0])), not loops.is_plain and not segment
     )
     copies = Copies(
-        is_whole, brought.is_uneven, (_crossing(a[0]), _crossing(b[0])), brought.has_windows, outside
+        is_whole,
+        brought.is_uneven,
+        (_crossing(sources.a[0]), _crossing(sources.b[0])),
+        brought.has_windows,
+        loops.outside,
     )
 
     def seconds_of(alike: Products, one: Blocking) -> float:
-        return wgrad_seconds(alike, one, device, bytes_moved, result_bytes, copies)
+        return wgrad_seconds(alike, one, device, request.bytes_moved, request.result_bytes, copies)
 
     def bound_of(staged: Products, row: int) -> Least:
-        return WgradBound(staged, device, bytes_moved, row, shared)
+        return WgradBound(staged, device, request.bytes_moved, row, shared)
 
     shared = (SHARED_IN_LINES if segment else SHARED) if may_share else ()
+    stages = -(-loops.pixels // _STAGE_PIXELS)
+    products = Products((loops.out_channels,), (stages,), loops.columns(64), request.groups, is_across=True)
     found = best_blocking(
         products,
-        tiles,
+        _tiles(request, loops, is_copied),
         device,
-        bytes_moved,
-        result_bytes,
-        parts,
-        max_splits,
+        request.bytes_moved,
+        request.result_bytes,
+        request.parts,
+        _MAX_SPLITS if request.uses_workspace else 1,
         STAGE_ROW,
         True,
-        parts > 1 or is_blockwise,
-        fusion.shared + (DIVISION_BYTES if is_divided else 0),
+        request.parts > 1 or request.is_blockwise,
+        fusion.shared + (DIVISION_BYTES if request.is_divided else 0),
         fusion.has_prologue,
-        is_divided=is_divided,
-        shared_rows=SharedRows(block // segment, segment + at_once - 1) if segment else None,
-        divides_rows=divides_rows,
-        is_rough=is_rough,
+        is_divided=request.is_divided,
+        shared_rows=SharedRows(_STAGE_PIXELS // segment, segment + loops.at_once - 1) if segment else None,
+        divides_rows=request.divides_rows,
+        is_rough=request.is_rough,
         boxes=brought,
         depths=depths,
         shared=shared,
-        columns_of=columns_of,
+        columns_of=lambda tile: loops.columns(tile.n),
         seconds_of=seconds_of if is_copied else None,
         bound_of=bound_of if is_copied else None,
         limit=limit,
     )
     if not found:
-        return "no tile fits into the shared memory of the device" + " in so little time" * (limit < math.inf)
+        in_time = " in so little time" if limit < math.inf else ""
+        raise Refused(f"no tile fits into the shared memory of the device{in_time}")
     blocking, seconds = found
-    tile, sharers = blocking.tile, blocking.sharers
-    columns = columns_of(tile)
-    products = replace(products, n=columns)
-    if segment and parts == 2:
-        rows = tile.across * (block // segment) * (segment + _ROOM_BEHIND_SEGMENT)
-        blocking = blocking.sharing(
-            tile.n - rows, device.shared_bytes - (DIVISION_BYTES if is_divided else 0)
-        )
-    block *= blocking.row // STAGE_ROW
-    is_whole = (is_whole[0], is_whole[1] and tile.n % 64 == 0)
-    row_of_b = tile.block * size if is_copied else STAGE_ROW
-    maps_of_a = maps_in_rows(a, block, tile.m // 64 if is_whole[0] else 0, is_f32)
-    maps_of_b: list[TensorMap | None] = [None]
-    if is_plain:
-        maps_of_b = maps_in_rows(b, block, tile.n // 64 if is_whole[1] else 0, is_divided, row_of_b)
-    is_a_linear, is_b_linear = all(maps_of_a), all(maps_of_b)
-    if not is_a_linear:
-        maps_of_a = [
-            pixel_map(part, rank, (0, 0, 0), outputs, ones, STAGE_ROW, block, not is_f32) for part in a
-        ]
-    if not is_b_linear:
-        maps_of_b = [
-            pixel_map(part, rank, base, outputs, strides, row_of_b, block, not is_divided) for part in b
-        ]
+    tile = blocking.tile
+    if segment and request.parts == 2:
+        rows = tile.across * (_STAGE_PIXELS // segment) * (segment + _ROOM_BEHIND_SEGMENT)
+        room = device.shared_bytes - (DIVISION_BYTES if request.is_divided else 0)
+        blocking = blocking.sharing(tile.n - rows, room)
+    return replace(products, n=loops.columns(tile.n)), blocking, seconds
+
+
+def _maps(
+    request: ProductRequest, loops: Loops, sources: Sources, blocking: Blocking, is_whole: tuple[bool, bool]
+) -> tuple[tuple[TensorMap, ...], tuple[bool, bool]]:
+    """Of A and B, those that there can be, and whether each is read as rows."""
+    a, b, segment, tile = sources.a, sources.b, loops.segment, blocking.tile
     if segment:
-        is_a_linear = is_b_linear = False
         inner = STAGE_ROW // a[0].size
-        maps_of_a = [line_map(part, inner, segment) for part in a]
-        maps_of_b = [line_map(part, inner, segment + at_once - 1) for part in b]
-    maps = tuple(one for one in (*maps_of_a, *maps_of_b) if one)
-    if len(maps) < len(a) + len(b):
-        return "windows begin farther outside of the image than the copy engine takes"
-    dw = problem.w
-    row, column, *space = dw.strides
-    sign = -1 if problem.mode == "convolution" else 1
-    first = sum((n - 1) * s for n, s in zip(problem.filter_spatial, space, strict=True)) if sign < 0 else 0
-    tap_space = three([sign * s for s in space], 0)
-    group = batch.result if batch else out_channels * row
-    used = [s for s, n in zip(space, problem.filter_spatial, strict=True) if n > 1]
-    multiples = [in_channels, row, group, first, *used]
-    is_vector = column == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
-    boxes = None
-    if is_vector and blocking.is_whole and (batch or groups == 1 or out_channels % 64 == 0) and sign > 0:
-        tap_step = linear_step(problem.filter_spatial, space)
-        box_columns = tile.chunk_bytes(result_bytes) // result_bytes
+        lines = [line_map(part, inner, segment) for part in a]
+        lines += [line_map(part, inner, segment + loops.at_once - 1) for part in b]
+        return tuple(lines), (False, False)
+    pixels = _STAGE_PIXELS * (blocking.row // STAGE_ROW)
+    is_batch = request.batch is not None
+    row_of_b = tile.block * request.size if _is_copied(request, loops, sources) else STAGE_ROW
+    of_a = _in_rows(a, pixels, tile.m // 64 if is_whole[0] else 0, is_batch, sources.is_a_f32)
+    of_b: list[TensorMap | None] = [None]
+    if loops.is_plain:
+        of_b = _in_rows(b, pixels, tile.n // 64 if is_whole[1] else 0, is_batch, sources.is_b_f32, row_of_b)
+    is_linear = all(of_a), all(of_b)
+    rank, outputs = loops.rank, loops.outputs
+    if not is_linear[0]:
+        of_a = [
+            pixel_map(part, rank, (0, 0, 0), outputs, (1, 1, 1), STAGE_ROW, pixels, not sources.is_a_f32)
+            for part in a
+        ]
+    if not is_linear[1]:
+        of_b = [
+            pixel_map(part, rank, loops.base, outputs, loops.strides, row_of_b, pixels, not sources.is_b_f32)
+            for part in b
+        ]
+    return tuple(one for one in (*of_a, *of_b) if one), is_linear
+
+
+class _Result:
+    """How the filter's gradient lies: steps in elements, of taps from the last to the first of a true convolution."""
+
+    def __init__(self, request: ProductRequest, loops: Loops) -> None:
+        problem, self._request, self._loops = request.problem, request, loops
+        self.row, self.column, *self._space = problem.w.strides
+        taps = problem.filter_spatial
+        self._is_mirrored = problem.mode == "convolution"
+        pairs = list(zip(taps, self._space, strict=True))
+        self.first = sum((n - 1) * s for n, s in pairs) if self._is_mirrored else 0
+        self.tap_space = three([-s if self._is_mirrored else s for s in self._space], 0)
+        self.group = request.batch.result if request.batch else loops.out_channels * self.row
+        steps = [loops.in_channels, self.row, self.group, self.first, *(s for n, s in pairs if n > 1)]
+        self.is_vector = self.column == 1 and all(n * request.result_bytes % ALIGNMENT == 0 for n in steps)
+
+    def boxes(self, tile: Tile) -> TensorMap | None:
+        """The map by which the copy engine stores tiles; None where it cannot."""
+        request, loops = self._request, self._loops
+        problem, batch, groups = request.problem, request.batch, request.groups
+        has_whole_rows = batch or groups == 1 or loops.out_channels % 64 == 0
+        if not self.is_vector or self._is_mirrored or not has_whole_rows:
+            return None
+        columns, dtype = tile.chunk_bytes(request.result_bytes) // request.result_bytes, problem.w.dtype
         if batch:  # in the place of taps
-            boxes = result_map(dw.dtype, in_channels, groups, batch.result, out_channels, row, box_columns)
-        elif tap_step is not None:
-            boxes = result_map(
-                dw.dtype, in_channels, math.prod(taps), tap_step, groups * out_channels, row, box_columns
+            return result_map(
+                dtype, loops.in_channels, groups, batch.result, loops.out_channels, self.row, columns
             )
-    if boxes:
-        maps = (*maps, boxes)
+        step = linear_step(problem.filter_spatial, self._space)
+        if step is None:
+            return None
+        taps, rows = math.prod(loops.taps), groups * loops.out_channels
+        return result_map(dtype, loops.in_channels, taps, step, rows, self.row, columns)
+
+
+def _numbers(
+    request: ProductRequest, loops: Loops, sources: Sources, result: _Result, products: Products, blocking: Blocking,
+    how: tuple[bool, ...],
+) -> tuple[int, ...]:  # fmt: skip
+    """`Tables` of tables.cuh; `how`: whether A and B are read as rows, and as whole boxes."""
+    tile, sharers, batch, fusion = blocking.tile, blocking.sharers, request.batch, request.fusion
+    packs, at, axes = sources.packs, sources.at, loops.axes
     works, strip = blocking.works(products), _strip(products, tile)
-    of_tap = -(-in_channels // tile.n) * tile.n if tile.n % 64 else channel_blocks * 64
     divided_by = (
         blocking.splits if tile.cluster > 1 else products.tiles(tile), blocking.splits,
-        products.tiles(tile) // groups,
+        products.tiles(tile) // request.groups,
         products.tiles_m(tile) if strip == 1 else products.tiles_n(tile),
-        channel_blocks if segment else of_tap, -(-taps[2] // at_once), taps[1],
+        loops.channel_blocks if loops.segment else loops.columns_of_tap(tile.n), loops.last_taps, loops.taps[1],
         *(axis.results for axis in axes),
     )  # fmt: skip
-    numbers = (
-        0, pixels, *(number for axis in axes for number in axis.numbers),
-        works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
-        strip, out_channels, columns, in_channels, channel_blocks,
-        0 if batch else out_channels, 1 if batch else 0, 0 if batch else in_channels, 0, 1 if batch else 0,
-        rank == 5, is_a_linear, is_b_linear, *is_whole,
-        at, 0, 0, group, row, column, 0, 0, 0,
-        *pack_numbers((Pack(x, 0) if is_divided else packs[0], Pack(dy, 0) if is_f32 else packs[1])),
-        first, *tap_space, *x.extents, fusion.channels, 0, 0, 0,
-        *(pack.shifts for pack in packs if pack and is_blockwise),
+    return (
+        0, loops.pixels, *(number for axis in axes for number in axis.numbers),
+        works, blocking.splits, request.groups, products.tiles_m(tile), products.tiles_n(tile),
+        blocking.blocks_of_split, strip, loops.out_channels, products.n, loops.in_channels, loops.channel_blocks,
+        0 if batch else loops.out_channels, 1 if batch else 0, 0 if batch else loops.in_channels, 0, 1 if batch else 0,
+        loops.rank == 5, *how,
+        at, 0, 0, result.group, result.row, result.column, 0, 0, 0,
+        *pack_numbers((
+            Pack(loops.x, 0) if sources.is_b_f32 else packs[0], Pack(loops.dy, 0) if sources.is_a_f32 else packs[1]
+        )),
+        result.first, *result.tap_space, *loops.x.extents, fusion.channels, 0, 0, 0,
+        *(pack.shifts for pack in packs if pack and request.is_blockwise),
         *((blocking.in_step, sharers, at + 4 * sharers * tile.m * tile.n) if sharers else ()),
-        *divisors(divided_by), blocking.splits if works <= device.multiprocessors else 1,
-    )  # fmt: skip
-    return Plan(
-        True, dtypes(problem), dw.dtype, rank, 1, True, is_vector, column != 1 and blocking.is_whole,
-        boxes is not None, STAGE_ROW, blocking, works, packs, Tables(maps, numbers),
-        at + blocking.partial_bytes(products),
-        fusion.seconds(seconds, True) + pack_seconds(packs, device), fusion, is_divided=is_divided, segment=segment,
+        *divisors(divided_by), blocking.splits if works <= request.device.multiprocessors else 1,
     )  # fmt: skip
 
 
@@ -354,20 +358,6 @@ def _crossing(operand: Operand) -> float:
         LINE_BYTES, operand.space[2] * operand.size
     )  # until rows begin at the same place again
     return (lines - 1) / lines
-
-
-def _met(x: Operand, outputs: Three, taps: Three, strides: Three, before: Three) -> tuple[Operand, Three]:
-    """What the taps meet of x, and their strides over that: along an axis with one tap, every `strides`-th position.
-
-    So these are read as neighbours, and the others are not packed.
-    """
-    is_single = [
-        taps[n] == 1 and not before[n] and (outputs[n] - 1) * strides[n] < x.extents[n] for n in range(3)
-    ]
-    steps = three_of(s if one else 1 for s, one in zip(strides, is_single, strict=True))
-    counts = three_of(n if one else e for n, e, one in zip(outputs, x.extents, is_single, strict=True))
-    left = three_of(1 if one else s for s, one in zip(strides, is_single, strict=True))
-    return x.every(steps, counts), left
 
 
 def _strip(products: Products, tile: Tile) -> int:
