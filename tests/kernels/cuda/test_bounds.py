@@ -88,7 +88,7 @@ def test_no_blocking_comes_below_its_bound(
                 patch.setattr("jitdnn.kernels.cuda.warpgroup.best.seconds", held(cost.seconds))
             return original(*given, **words)
 
-    for name in ("choose", "wgrad"):
+    for name in ("correlation", "wgrad"):
         monkeypatch.setattr(f"jitdnn.kernels.cuda.convolution.warpgroup_gemm.{name}.best_blocking", checked)
     device = cuda.offline("sm_90a")
     device = replace(device, facts=replace(device.facts, multiprocessors=multiprocessors))
