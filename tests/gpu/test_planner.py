@@ -20,7 +20,7 @@ LAYER = "conv_fwd n64 c64 h28 w28 k64 r3 s3 stride1 pad1 {} nhwc"
     ("dtype", "math", "accuracy", "algorithm"),
     [
         ("f32", "fp32", "standard", "implicit_gemm_3xf16"),
-        ("f32", "fp32", "strict", "winograd_2"),
+        ("f32", "fp32", "strict", "implicit_gemm_fma"),
         ("f32", "tf32", "standard", "implicit_gemm_wgmma"),
         ("f32", "tf32", "strict", "implicit_gemm_wgmma"),
         ("bf16", "fp32", "standard", "implicit_gemm_wgmma"),
