@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,17 @@ def test_few_channels_of_dy_are_columns(
     assert isinstance(plan, Plan), plan
     assert [one.operand for one in plan.tables.maps[:2]] == [0, 1]  # x is the first factor, and dy the second
     run_algorithm(algorithm, make_case(problem), cuda_device)
+
+
+@pytest.mark.parametrize(("x", "dy"), [("nchw", "nhwc"), ("nhwc", "nchw"), ("nchw", "nchw")])
+def test_what_is_packed_keeps_its_place(
+    x: str, dy: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that pack take the operands by their place among the arguments."""
+    monkeypatch.setattr(algorithms, "_FASTER", 1e9)
+    of_x, of_dy = (convolution(f"n2 c136 h9 w8 k32 r1 s1 bf16 {one}", "bwd_filter") for one in (x, dy))
+    problem = replace(of_x, y=of_dy.y)
+    run_algorithm(WarpgroupWgrad((NARROW[0], Tile(1, 1, 1, 64))), make_case(problem), cuda_device)
 
 
 def test_other_gradients_are_taken_as_they_are() -> None:

@@ -254,7 +254,9 @@ class WarpgroupWgrad(WarpgroupGemm):
         other = exchanged(problem) if self.uses_workspace and self.parts == 1 else None
         if other and not unplannable(other):
             plan = plan_of(other, device, self._tiles, True)
-            yield plan if isinstance(plan, str) else of_pixels(plan)
+            # what packs takes the operands by their place among the arguments
+            if isinstance(plan, Plan) and not any(plan.packs):
+                yield of_pixels(plan)
 
     def error_of(self, problem: Convolution) -> float:
         return tensor_core_bound(problem)  # 8-bit reals are multiplied as f16

@@ -53,7 +53,9 @@ def transposed(problem: Convolution) -> Convolution | None:
 
 
 def of_pixels(plan: Plan) -> Plan:
-    """The plan of a transposed convolution as one of the convolution itself: its first operand is the second."""
+    """The plan of a transposed convolution, which packs none, as one of the convolution itself: its first operand is
+    the second."""
+    assert not any(plan.packs), plan.packs
     maps = tuple(
         replace(one, operand=1 - one.operand) if one.operand in (0, 1) else one for one in plan.tables.maps
     )
