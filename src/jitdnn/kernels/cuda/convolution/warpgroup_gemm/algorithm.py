@@ -346,7 +346,6 @@ class WarpgroupGemmDivided(_Halves):
     """
 
     name = "implicit_gemm_3xf16_divided"
-    version = 5
     rounded = ("implicit_gemm_wgmma",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
@@ -375,7 +374,6 @@ class WarpgroupWgradDivided(_Divided, _Halves, WarpgroupWgrad):
     """
 
     name = "implicit_gemm_3xf16_divided"
-    version = 4
     rounded = ("implicit_gemm_scaled_f16_divided",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
@@ -494,7 +492,6 @@ class WarpgroupWgradScaledBlockwise(_ScaledByStages, WarpgroupWgrad):
     """
 
     name = "implicit_gemm_scaled_f16_blockwise"
-    version = 4
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, is_scaled=True, is_blockwise=True)
