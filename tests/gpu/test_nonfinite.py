@@ -12,6 +12,7 @@ from cases import Buffer, takers
 from convolution_cases import convolution
 from harness import _Mirror
 from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm import algorithm as warpgroup_gemm
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Convolution
 from nonfinite import spread_of
@@ -62,6 +63,7 @@ SPREADING = {
     ("grouped_3xtf32", "bwd_data"): "n1 c16 h9 w7 k16 r3 s3 g4 f32 nhwc",
     ("grouped_tf32", "fwd"): "n1 c16 h9 w7 k16 r3 s3 g4 f32 nhwc",
     ("grouped_tf32", "bwd_data"): "n1 c16 h9 w7 k16 r3 s3 g4 f32 nhwc",
+    ("implicit_gemm_wgmma", "bwd_filter"): "n2 c40 h9 w7 k16 r3 s3 bf16 nhwc",
     ("implicit_gemm_wgmma_in_lines", "bwd_filter"): "n1 c32 h5 w7 k32 r3 s3 bf16 nhwc",
     ("implicit_gemm_wgmma_in_boxes", "bwd_filter"): "n1 c32 h5 w7 k32 r3 s3 bf16 nhwc",
     ("stem", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 bf16 nhwc",
@@ -81,6 +83,12 @@ SPREADING = {
     ("winograd_filter_4_3xf16", "bwd_filter"): "n1 c2 h7 w8 k2 r3 s3 f32 nhwc",
     ("winograd_filter_2_3xf16", "bwd_filter"): "n1 c2 h7 w8 k2 r3 s3 f32 nhwc",
 }
+
+
+@pytest.fixture(autouse=True)
+def exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands of products by warpgroups change places wherever they can, on all devices."""
+    monkeypatch.setattr(warpgroup_gemm, "_FASTER", 1e9)
 
 
 def is_spread(algorithm: Algorithm, problem: Convolution, device: Any, count: int) -> bool:

@@ -251,12 +251,25 @@ class WarpgroupWgrad(WarpgroupGemm):
         super().__init__(tiles)
 
     def _others(self, problem: Convolution, device: GpuDevice) -> Iterator[Plan | str]:
-        other = exchanged(problem) if self.uses_workspace and self.parts == 1 else None
+        other = self._exchanged(problem)
         if other and not unplannable(other):
             plan = plan_of(other, device, self._tiles, True)
             # what packs takes the operands by their place among the arguments
             if isinstance(plan, Plan) and not any(plan.packs):
                 yield of_pixels(plan)
+
+    def _exchanged(self, problem: Convolution) -> Convolution | None:
+        return exchanged(problem) if self.uses_workspace and self.parts == 1 else None
+
+    def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        other = self._exchanged(problem)
+        if other is None or not any(side for sides in other.padding for side in sides):
+            return None
+        plan = self.sizes(problem, device, epilogue)
+        # the rows of its product are those of x
+        if isinstance(plan, str) or plan.tables.maps[0].operand != 0:
+            return None
+        return "other taps, where dy is extended by zeros as far as the taps reach"
 
     def error_of(self, problem: Convolution) -> float:
         return tensor_core_bound(problem)  # 8-bit reals are multiplied as f16
