@@ -95,3 +95,8 @@ def test_what_is_refused(words: str, reason: str, direction: str) -> None:
     problem, device = convolution(f"conv_{direction} {words} nhwc"), cuda.offline("sm_90a")
     algorithm = WarpgroupWgradInBoxes() if direction == "bwd_filter" else WarpgroupGemmInBoxes()
     assert reason in (algorithm.refuse(problem, device) or pytest.fail("it is taken"))
+
+
+def test_more_sums_than_are_counted() -> None:
+    problem = convolution("conv_bwd_filter n1 c16384 d3 h3 w3 k20480 t3 r3 s3 pad1 bf16 nhwc")
+    assert "are counted" in (WarpgroupWgradInBoxes().refuse(problem, cuda.offline("sm_90a")) or "")

@@ -28,6 +28,7 @@ from jitdnn.problems.convolution import Convolution
 _MOST_REGISTERS = 192
 """Of a consumer's thread, for sums."""
 _LEAST_STAGES, _MAX_STAGES = 3, 6
+_MOST_SUMS = 4 * 2**31  # which are added up by four
 _MOST_STEPS = 24
 """Of 16 pixels in a stage, all of which stand in the text."""
 _WIDTHS = (16, 32, 48, 64, 96, 128)
@@ -192,6 +193,9 @@ def plan_of(problem: Convolution, device: GpuDevice, boxes: tuple[Box, ...] = ()
         )
     blocks_of_x, blocks_of_dy = -(-problem.c // CHANNELS), -(-problem.k // CHANNELS)
     pairs = blocks_of_x * blocks_of_dy
+    sums = pairs * layer.sets * 64 * layer.columns
+    if sums >= _MOST_SUMS:
+        return f"{sums} sums of all blocks of {CHANNELS} by {CHANNELS} channels: at most {_MOST_SUMS} are counted"
     x, dy = Operand.of(problem.x, 0), Operand.of(problem.y, 1)
     if not (x.is_direct and dy.is_direct):
         return NOT_DIRECT.format("x and dy")
