@@ -156,6 +156,7 @@ def test_forms_of_sums() -> None:
         (True, lambda x: [aten.sum.dim_IntList(aten.slice.Tensor(x, 1, 0, 3), [0, 2, 3])], (x,)),
         (True, lambda x, y, c: [aten.sum.dim_IntList(x * y + c.reshape(6, 1, 1), [0, 2, 3])], (x, y, c)),
         (True, lambda x: [*aten.var_mean.correction(x, [0, 2, 3], correction=0)], (x,)),
+        (True, lambda x: [one * 1.0 for one in aten.var_mean.correction(x, [0, 2, 3], correction=0)], (half,)),
         (False, lambda x: [*aten.var_mean.correction(x, [0, 2, 3], correction=1)], (x,)),
         (False, lambda x: [aten.sum.dim_IntList(x, [0, 1])], (x,)),
         (False, lambda x: [aten.sum.dim_IntList(x, [2])], (x,)),
