@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -109,6 +111,18 @@ def test_what_hooks_hand_out_may_lie_otherwise(name: str) -> None:
         for one, other in zip(found, step(stock, x, dy), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
         step(model, x, dy), step(stock, x, dy)
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_nothing_of_a_model_is_kept(name: str) -> None:
+    model = jt.convert(block(ACTS[name]), measure="never")
+    for number in range(4):
+        x = random(4, 5, 3, 2, seed=number)
+        step(model, x, x)
+    gone = [weakref.ref(one) for one in model.parameters()]
+    del model
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
 
 
 def test_frozen_layers_and_passes_without_gradients() -> None:
