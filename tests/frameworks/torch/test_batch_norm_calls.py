@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -90,6 +92,37 @@ def test_what_is_asked_for_is_given(no_look_up: Any) -> None:
         both = torch.autograd.grad(y, given, rows, is_grads_batched=True, retain_graph=True)
         found.append((*first, *second, *bias, *both, one(given).mul_(2)))
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_what_hooks_hand_out_may_lie_otherwise(name: str) -> None:
+    """As what `save_on_cpu(pin_memory=True)` has saved of images with channels last does."""
+    stock = block(ACTS[name])
+    model = jt.convert(copy.deepcopy(stock), measure="never")
+
+    def packed(tensor: Any) -> Any:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    for number in range(4):
+        x = random(4, 5, 7, 6, seed=number).contiguous(memory_format=torch.channels_last)
+        dy = random(4, 5, 7, 6, seed=10 + number).contiguous(memory_format=torch.channels_last)
+        with torch.autograd.graph.saved_tensors_hooks(packed, lambda one: one):
+            found = step(model, x, dy)
+        for one, other in zip(found, step(stock, x, dy), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        step(model, x, dy), step(stock, x, dy)
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_nothing_of_a_model_is_kept(name: str) -> None:
+    model = jt.convert(block(ACTS[name]), measure="never")
+    for number in range(4):
+        x = random(4, 5, 3, 2, seed=number)
+        step(model, x, x)
+    gone = [weakref.ref(one) for one in model.parameters()]
+    del model
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
 
 
 def test_frozen_layers_and_passes_without_gradients() -> None:

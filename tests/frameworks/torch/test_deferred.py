@@ -204,6 +204,28 @@ def test_derivatives() -> None:
     assert torch.autograd.gradgradcheck(run, (x, z, w, b))
 
 
+def test_what_hooks_hand_out_may_lie_otherwise() -> None:
+    """As what `save_on_cpu(pin_memory=True)` has saved of images with channels last does."""
+    x, z, dy = (
+        random(4, 5, 7, 6, seed=seed).contiguous(memory_format=torch.channels_last) for seed in range(3)
+    )
+    given = [
+        x.requires_grad_(),
+        z.requires_grad_(),
+        *(random(5, seed=seed).requires_grad_() for seed in (3, 4)),
+    ]
+
+    def packed(tensor: Any) -> Any:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    with torch.autograd.graph.saved_tensors_hooks(packed, lambda one: one):
+        y = batch_norm_sum.route(*given[:2], None, None, *given[2:], True, 1e-5, 0.1)
+    stock = torch.relu(nn.functional.batch_norm(x, None, None, *given[2:], True) + z)
+    found, wanted = torch.autograd.grad(y, given, dy), torch.autograd.grad(stock, given, dy)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 def test_nobody_is_surprised() -> None:
     """Hooks, checkpoints, evaluation, copies, autocast and compilers see what they saw before."""
     stock = model_of(add, several)

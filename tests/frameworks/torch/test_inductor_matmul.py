@@ -78,6 +78,26 @@ def test_where_products_may_round_they_are_torchs() -> None:
     assert left(graphs) > 0
 
 
+NEWER = pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="an older PyTorch has one name of it"
+)
+
+
+@NEWER
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_the_newer_names_say_whether_they_may_round(precision: str) -> None:
+    """PyTorch raises RuntimeError for the older name where the newer ones are not all alike."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = precision
+    try:
+        run, graphs, _ = compiled(network(True))
+        run(random(6, 7))
+    finally:
+        matmul.fp32_precision = before
+    assert (left(graphs) > 0) is (precision == "tf32")
+
+
 def test_the_faster_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     times = [2.0, 1.0]  # ours, torch's
     monkeypatch.setattr(choice, "_measured", lambda ours, stock, *_: (ours(), stock(), *times)[-2:])

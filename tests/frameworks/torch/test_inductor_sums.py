@@ -11,7 +11,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
+from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
 from inductor_graphs import compiled, count  # noqa: E402
@@ -156,6 +158,7 @@ def test_forms_of_sums() -> None:
         (True, lambda x: [aten.sum.dim_IntList(aten.slice.Tensor(x, 1, 0, 3), [0, 2, 3])], (x,)),
         (True, lambda x, y, c: [aten.sum.dim_IntList(x * y + c.reshape(6, 1, 1), [0, 2, 3])], (x, y, c)),
         (True, lambda x: [*aten.var_mean.correction(x, [0, 2, 3], correction=0)], (x,)),
+        (True, lambda x: [one * 1.0 for one in aten.var_mean.correction(x, [0, 2, 3], correction=0)], (half,)),
         (False, lambda x: [*aten.var_mean.correction(x, [0, 2, 3], correction=1)], (x,)),
         (False, lambda x: [aten.sum.dim_IntList(x, [0, 1])], (x,)),
         (False, lambda x: [aten.sum.dim_IntList(x, [2])], (x,)),
@@ -179,6 +182,38 @@ def test_sums_that_follow_from_each_other_stay_apart() -> None:
     nodes = sums_of(function, x, y)
     made = [node for node in nodes if node.target is channel_sums.channel_sums.default]
     assert sorted(len(Sums.of(node.args[1]).results) for node in made) == [1, 2]
+
+
+def test_a_number_that_is_known_when_the_graph_runs_is_an_operand() -> None:
+    """As `torch.full((), y.item())` has one, where scalars are captured."""
+    x, y, graph = last(2, 6, 9, 8), random(), torch.fx.Graph()
+    symbols = ShapeEnv()
+    mode = FakeTensorMode(shape_env=symbols)
+
+    def noted(node: Any, make: Any) -> Any:
+        with mode:
+            node.meta["val"] = make()
+        return node
+
+    wide = noted(graph.placeholder("x"), lambda: mode.from_tensor(x, static_shapes=True))
+    given = noted(graph.placeholder("y"), lambda: mode.from_tensor(y, static_shapes=True))
+    item = noted(
+        graph.call_function(aten._local_scalar_dense.default, (given,)), symbols.create_unbacked_symfloat
+    )
+    full = noted(
+        graph.call_function(aten.full.default, ([], item), {"dtype": torch.float32}), lambda: torch.empty(())
+    )
+    product = noted(
+        graph.call_function(aten.mul.Tensor, (wide, full)), lambda: wide.meta["val"] * full.meta["val"]
+    )
+    total = noted(
+        graph.call_function(aten.sum.dim_IntList, (product, [0, 2, 3])),
+        lambda: product.meta["val"].sum((0, 2, 3)),
+    )
+    graph.output((total,))
+    assert inductor_sums.sum_channels(graph, "measure=never") == 1
+    (found,) = torch.fx.GraphModule({}, graph)(x, y)
+    torch.testing.assert_close(found, (x * y).sum((0, 2, 3)), rtol=2e-5, atol=2e-4)
 
 
 def text(

@@ -107,6 +107,15 @@ def test_other_settings_and_recordings_take_the_long_way(monkeypatch: pytest.Mon
     assert calls[1][1] == {"named": 1}
 
 
+def test_each_run_is_logged_where_that_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    with jd.settings(log="debug"), caplog.at_level("DEBUG", "jitdnn"):
+        run, found = silu()
+        assert found is run
+        before = len(caplog.records)
+        found(torch.randn(4, 8, dtype=torch.float64))
+        assert "swish" in caplog.records[before].getMessage()
+
+
 def test_errors_are_raised() -> None:
     _, native = silu()
     with pytest.raises(TypeError):

@@ -338,3 +338,19 @@ def test_forward_passes_that_wait_for_the_gpu_are_not_captured(monkeypatch: pyte
     assert modes == [0, "warn", 0]
     assert Replay.count == 0
     assert "waits for the GPU" in reason(model)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="an older PyTorch has one name of it"
+)
+def test_the_newer_names_of_precision_tell_steps_apart() -> None:
+    """PyTorch raises RuntimeError for the older name where the newer ones are not all alike."""
+    matmul, model, found = torch.backends.cuda.matmul, network(), []
+    before = matmul.fp32_precision
+    try:
+        for precision in ("tf32", "ieee"):
+            matmul.fp32_precision = precision
+            found.append(step_graphs._key(model, X[:1]))
+    finally:
+        matmul.fp32_precision = before
+    assert found[0] != found[1]

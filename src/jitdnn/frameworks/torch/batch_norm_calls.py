@@ -46,11 +46,14 @@ class Batch:
     x, weight and bias, which with the identity there need not be.
     """
 
-    __slots__ = ("activation", "apply", "backward", "check", "epsilon", "forward", "options", "strides")
+    __slots__ = (
+        "activation", "apply", "backward", "check", "epsilon", "forms", "forward", "options", "strides",
+    )  # fmt: skip
 
     def __init__(
         self, forward: Direct, backward: Direct, made: tuple[Callable[[], Tensor], ...], step: int,
         strides: tuple[int, ...], epsilon: float, activation: str, options: str, has_running: bool,
+        forms: tuple[tuple[Any, ...], ...],
     ) -> None:  # fmt: skip
         assert forward is not None
         assert backward is not None
@@ -58,6 +61,8 @@ class Batch:
         self.forward = shortening(self, "forward", _forward(forward, made, step, has_running))
         has_bias = activation != IDENTITY
         self.backward = shortening(self, "backward", _backward(backward, made, step, has_bias))
+        #: of x, weight and bias, as they are saved
+        self.forms = forms
         #: the result with a history, of x, weight, bias and the running statistics
         self.apply = _node(self)
         #: whether a gradient of the result is of the form that the launches take; set by the first one
@@ -207,7 +212,14 @@ def _made(
         fresh_like(own, x.device), fresh_like(own, x.device),
     )  # fmt: skip
     step = column.numel() * column.element_size()
-    return Batch(forward, backward, made, step, like.stride(), epsilon, activation, options, has_running)
+    forms = tuple(map(_form, (x, weight, bias)))
+    return Batch(
+        forward, backward, made, step, like.stride(), epsilon, activation, options, has_running, forms
+    )
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def run(
@@ -256,9 +268,16 @@ def _node(batch: Batch) -> Any:
         saved = ctx.saved_tensors
         x, weight = saved[:2]
         bias = saved[2] if has_activation else None
-        statistics = saved[operands] if len(saved) == operands + 1 else torch.stack(saved[operands:])
+        has_hooks = len(saved) != operands + 1
+        statistics = torch.stack(saved[operands:]) if has_hooks else saved[operands]
         wants_x, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         is_plain = not (torch.is_grad_enabled() or ((kinds.observers or kinds.threads_apart) and watching()))
+        if (
+            is_plain and has_hooks
+        ):  # which may hand out what lies otherwise, as those that save on the host do
+            is_plain = all(
+                _form(one) == form for one, form in zip(saved[:operands], batch.forms, strict=False)
+            )
         if is_plain and batch.check is None and plain_device((dy, x)) and dy.dtype is x.dtype:
             dy = dy if dy.stride() == batch.strides else torch.empty_strided(
                 dy.shape, batch.strides, dtype=dy.dtype, device=dy.device

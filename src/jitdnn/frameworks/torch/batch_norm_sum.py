@@ -168,7 +168,7 @@ class _Summed(torch.autograd.Function):
         var: Tensor | None,
     ) -> Tensor:  # fmt: skip
         y, statistics = launches.forward(x, z, weight, bias, mean, var)
-        ctx.launches = launches
+        ctx.launches, ctx.laid = launches, [one.stride() for one in (x, weight, y)]
         ctx.save_for_backward(x, weight, y, statistics)
         return y
 
@@ -176,7 +176,9 @@ class _Summed(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight, y, statistics = ctx.saved_tensors
         launches: _Launches = ctx.launches
-        if torch.is_grad_enabled() or not plain_device((dy, x)):
+        # hooks may hand out what lies otherwise, as those that save on the host do
+        is_laid = [one.stride() for one in (x, weight, y)] == ctx.laid
+        if torch.is_grad_enabled() or not (is_laid and plain_device((dy, x))):
             dz = torch.ops.aten.threshold_backward.default(dy, y, 0)  # by operators that have gradients
             mean, rstd = statistics.unbind(0)
             dx, dweight, dbias = normalization.batch_norm_backward(

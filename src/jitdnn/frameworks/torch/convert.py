@@ -44,7 +44,7 @@ def convert(
     Only the classes of its modules change: parameters, buffers, `state_dict`, hooks and the optimizer's references stay
     what they are, and `revert` undoes it. Converted are the classes of `modules.CONVERTED`: convolutions, linear
     layers, normalizations, pools and activations; a module of a subclass of these is left alone, since it may compute
-    something else, but for timm's `BatchNormAct2d`.
+    something else, but for timm's `BatchNormAct2d`, `LayerNorm` and `LayerNorm2d`.
 
     `include`, `exclude`: names of modules as `named_modules` gives them, classes of modules, both with all modules
     inside of them (but "", the model, which is alone), or a function of (name, module), which is asked for each by

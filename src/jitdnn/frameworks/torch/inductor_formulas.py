@@ -334,7 +334,9 @@ class Reader:
             if not isinstance(held, Tensor):
                 raise Cut
             if held.numel() == 1 and argument.target in _NUMBERS:
-                return argument.args[_NUMBERS[argument.target]]
+                number = argument.args[_NUMBERS[argument.target]]
+                if isinstance(number, (bool, int, float)):  # not one that is known when the graph runs
+                    return number
             if held.numel() == self._count:
                 return self.value(argument, is_inside)
             return self._narrow(argument, node.meta["val"].shape)

@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 
 from jitdnn.frameworks.torch import choice, convolution, inductor_lowering, operators
 from jitdnn.frameworks.torch.convolution import Geometry
+from jitdnn.frameworks.torch.gpu_stretches import allowed_math
 from jitdnn.frameworks.torch.inductor_forms import has_static_form, is_on_gpu, is_plain, measuring, real
 from jitdnn.frameworks.torch.inductor_rewriting import refresh
 from jitdnn.frameworks.torch.kinds import Kind, at, words
@@ -46,7 +47,7 @@ def take_products(graph: Graph, options: str) -> list[tuple[Node, Kind]]:
     """Rewrite a graph in place where ours are faster; says of every such product who runs it."""
     found = [one for node in graph.nodes if (one := _product_of(node)) is not None]
     kinds: list[tuple[Node, Kind]] = []
-    if not found or torch.backends.cuda.matmul.allow_tf32:
+    if not found or allowed_math()[1] == "tf32":
         return kinds
     settled = str(Options("never", parse(options).settings))  # of what is chosen now, not at run time
     with measuring(True):

@@ -256,6 +256,8 @@ def _take(graph: Graph, one: _Reduction, made: Node, row: int) -> int:
     for user in list(one.node.users):
         found = variance if user.args[1] == 0 else mean
         found = _call(graph, aten.reshape.default, found, list(user.meta["val"].shape))
+        if found.meta["val"].dtype != user.meta["val"].dtype:
+            found = _call(graph, CAST, found, user.meta["val"].dtype)
         user.replace_all_uses_with(found)
     return row + 2
 

@@ -123,8 +123,8 @@ def on_cpu(
     slow: Callable[..., Any], is_one: bool = False,
 ) -> Callable[..., Any] | None:  # fmt: skip
     """The same of a list of launches on a processor, whose memory is that of the addresses; None for those on several
-    threads or with more workspace."""
-    if launches.threads > 1 or launches.scratch > MOST_WORKSPACE:
+    threads or with more workspace, and where each run is logged."""
+    if launches.threads > 1 or launches.scratch > MOST_WORKSPACE or current().log == "debug":
         return None
     placed, made = [*places], [*results]
     if launches.scratch:

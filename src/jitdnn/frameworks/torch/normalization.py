@@ -93,10 +93,11 @@ def ours_backward(
     dx = without_data(x)
     column = torch.empty(x.shape[1], dtype=statistics_dtype(x), device="meta")
     own = without_data(column if weight is None else weight)
-    scale = torch.ones_like(column, device=x.device) if weight is None else weight
+    # of a weight that is given nothing is kept: it is a model's
+    ones = torch.ones_like(column, device=x.device) if weight is None else None
     given = {
-        "dy": dy, "x": x, "weight": scale, "bias": bias, "mean": column, "rstd": column, "dx": dx, "dweight": own,
-        "dbias": own,
+        "dy": dy, "x": x, "weight": weight if ones is None else ones, "bias": bias, "mean": column, "rstd": column,
+        "dx": dx, "dweight": own, "dbias": own,
     }  # fmt: skip
     saved = "y" if bias is None else "x"
     launch = batch_launch(handle, "bwd", given, activation=activation, saved=saved)
@@ -106,7 +107,7 @@ def ours_backward(
         dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor
     ) -> tuple[Tensor, ...]:
         dx, dweight, dbias = made(), made_own(), made_own()
-        factor = scale if weight is None else weight
+        factor = ones if weight is None else weight
         if launch is None:
             batch.batch_norm_backward(
                 dy, x, factor, mean, rstd, bias=bias, activation=activation, out=(dx, dweight, dbias), handle=handle

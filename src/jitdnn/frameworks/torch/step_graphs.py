@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from jitdnn import log
 from jitdnn.errors import InvalidArgument
 from jitdnn.frameworks.torch import choice, kinds
+from jitdnn.frameworks.torch.gpu_stretches import allowed_math
 from jitdnn.frameworks.torch.graph_capture import Aliases, Place, captured, waits
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.registry import OWN, hooks_of_saved, is_dense, is_eager
@@ -147,13 +148,13 @@ def _called(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> A
 
 def _key(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """What tells kinds of steps apart."""
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    cudnn = torch.backends.cudnn
     told = [
         (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, Tensor) else (type(x), x) for x in given
     ]
     return (
         model.training, kinds.epoch, torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-        cuda.matmul.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32,
+        *allowed_math(), cudnn.enabled, cudnn.benchmark, cudnn.deterministic,
         torch.are_deterministic_algorithms_enabled(), stream_of(given), *told,
     )  # fmt: skip
 
