@@ -134,8 +134,20 @@ class Layer:
             n + (taps - 1) * dilation
             for n, taps, dilation in zip((box.d, box.h), self.taps, self.dilation, strict=False)
         )
-        more = -(-(self.taps[2] - 1) * self.dilation[2] // 8) * 8
-        return deep * down * box.w + box.d * box.h * (box.w + more)
+        return deep * down * box.w + box.d * box.h * (box.w + self.more)
+
+    @property
+    def more(self) -> int:
+        """Pixels of x behind those of a line."""
+        return -(-(self.taps[2] - 1) * self.dilation[2] // 8) * 8
+
+    def shared(self, box: Box) -> int:
+        """Bytes of shared memory, with room behind the last line of x as if the columns of a product lay side by side:
+        compute-sanitizer takes them to, whose blocks are a few rows apart, and ends the launch where they would not
+        fit.
+        """
+        room = max(0, self.columns * 32 - (16 + self.more) * ROW)
+        return box.stages * (self.stage_bytes(box) + BARRIER_BYTES) + room
 
     def stage_bytes(self, box: Box) -> int:
         return -(-self.rows(box) * ROW // 1024) * 1024
@@ -161,7 +173,8 @@ class Layer:
                         h + (self.taps[1] - 1) * self.dilation[1],
                         w + (self.taps[2] - 1) * self.dilation[2] + 8,
                     )
-                    stages = min(_MAX_STAGES, shared_bytes // (self.stage_bytes(box) + BARRIER_BYTES))
+                    room = shared_bytes - self.shared(replace(box, stages=0))
+                    stages = min(_MAX_STAGES, room // (self.stage_bytes(box) + BARRIER_BYTES))
                     if stages >= _LEAST_STAGES and max(halo) <= MOST_BOX:
                         yield replace(box, stages=stages)
 
@@ -235,5 +248,5 @@ def plan_of(problem: Convolution, device: GpuDevice, boxes: tuple[Box, ...] = ()
     )  # fmt: skip
     return Plan(
         box, layer.taps, layer.dilation, layer.consumers, layer.sets, layer.columns, pairs, parts,
-        box.stages * (layer.stage_bytes(box) + BARRIER_BYTES), AMONG_OTHERS * seconds, Tables(maps, numbers),
+        layer.shared(box), AMONG_OTHERS * seconds, Tables(maps, numbers),
     )  # fmt: skip
