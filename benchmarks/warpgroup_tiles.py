@@ -29,7 +29,6 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemmDivided,
     WarpgroupGemmHalves,
     WarpgroupGemmInLines,
-    WarpgroupGemmScaled,
     WarpgroupWgrad,
     WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
@@ -37,6 +36,9 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradHalves,
     WarpgroupWgradInLines,
     WarpgroupWgradRows,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
+    WarpgroupGemmScaled,
     WarpgroupWgradScaled,
     WarpgroupWgradScaledBlockwise,
     WarpgroupWgradScaledDivided,

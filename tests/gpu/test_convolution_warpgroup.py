@@ -24,7 +24,6 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemmHalves,
     WarpgroupGemmInLines,
     WarpgroupGemmInPlace,
-    WarpgroupGemmScaled,
     WarpgroupWgrad,
     WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
@@ -33,12 +32,15 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradInLines,
     WarpgroupWgradInPlace,
     WarpgroupWgradRows,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, reduction_sharing, source_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
+    WarpgroupGemmScaled,
     WarpgroupWgradScaled,
     WarpgroupWgradScaledBlockwise,
     WarpgroupWgradScaledDivided,
 )
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, reduction_sharing, source_of
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking
 from jitdnn.kernels.cuda.warpgroup.tile import DIVIDED as WITH_DIVIDERS
 from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile

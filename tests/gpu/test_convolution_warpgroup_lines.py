@@ -20,10 +20,12 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgrad,
     WarpgroupWgradDividedInLines,
     WarpgroupWgradInLines,
-    WarpgroupWgradScaledDividedInLines,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
+    WarpgroupWgradScaledDividedInLines,
+)
 from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile
 from warpgroup_cases import DATA, aligned, check_not_finite, normal, on_hopper  # noqa: F401
 

@@ -16,11 +16,13 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmHalves,
     WarpgroupGemmInPlace,
-    WarpgroupGemmScaled,
     WarpgroupGemmThirds,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import plain_kernel, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
+    WarpgroupGemmScaled,
+)
 from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, WHOLE, Tile
 from jitdnn.kernels.cuda.warpgroup_matmul import WarpgroupMatmul

@@ -16,7 +16,6 @@ from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmHalves,
-    WarpgroupGemmScaled,
     WarpgroupWgrad,
     WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
@@ -24,6 +23,9 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
+    WarpgroupGemmScaled,
+)
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking
 from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, Tile
 from warpgroup_cases import aligned, blocked_by, check_not_finite, on_hopper  # noqa: F401

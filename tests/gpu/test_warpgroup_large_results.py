@@ -15,10 +15,12 @@ from harness import run_algorithm
 from jitdnn.devices.cuda import offline
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
     WarpgroupGemmScaled,
     WarpgroupWgradScaled,
 )
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking
 from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, TILES, Tile
 from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401

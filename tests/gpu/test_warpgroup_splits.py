@@ -13,9 +13,11 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgrad,
     WarpgroupWgradHalves,
     WarpgroupWgradInLines,
-    WarpgroupWgradScaled,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
+    WarpgroupWgradScaled,
+)
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
 from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401

@@ -33,7 +33,6 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemmHalves,
     WarpgroupGemmInLines,
     WarpgroupGemmInPlace,
-    WarpgroupGemmScaled,
     WarpgroupGemmSwapped,
     WarpgroupGemmSwappedInLines,
     WarpgroupGemmThirds,
@@ -46,13 +45,16 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradInLines,
     WarpgroupWgradInPlace,
     WarpgroupWgradRows,
+    WarpgroupWgradThirds,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
+    WarpgroupGemmScaled,
     WarpgroupWgradScaled,
     WarpgroupWgradScaledBlockwise,
     WarpgroupWgradScaledDivided,
     WarpgroupWgradScaledDividedInLines,
-    WarpgroupWgradThirds,
 )
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.convolution.winograd.algorithm import (
     Winograd2Halves,
     Winograd4Halves,

@@ -18,7 +18,6 @@ from jitdnn.kernels.algorithm import (
     KernelAlgorithm,
     PlannedKernel,
     storing_roundoff,
-    summation_bound,
 )
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmInPlace,
@@ -36,7 +35,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.rows import no_lines
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import SEGMENTS
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
-from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, SCALED, SPLIT, SWAPPED, TILES, WHOLE, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, SPLIT, SWAPPED, TILES, WHOLE, Tile
 from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem, byte_dtypes
@@ -45,12 +44,8 @@ from jitdnn.tensor import FLOAT8_DTYPES
 MAX_EXTENT = 2**30
 TF32_CUT = 2.0**-10
 """What is lost of products of f32 that are cut off to tf32, not rounded."""
-ROUNDED_ERROR = 2.0**-10 + 2.0**-19
-"""Of two factors that are rounded to 11 bits, and of the sums of a stage, of 128 products at most."""
 HALVES_ERROR = 2.0**-20
 """Of products of halves, which have 22 bits, and of sums that are moved to f32 after each stage."""
-
-
 _FASTER = 0.99
 """Of the time of a product, below which that with its operands in each other's places is worth a kernel of its own."""
 BYTES_ERROR = 2.0**-9
@@ -372,14 +367,14 @@ class WarpgroupWgradHalves(_Halves, WarpgroupWgrad):
     rounded = ("implicit_gemm_scaled_f16",)
 
 
-class _Divided(WarpgroupGemm):
+class Divided(WarpgroupGemm):
     """Of products that divide their operands themselves, some tiles have warpgroups that do nothing else."""
 
     def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS, *DIVIDED)) -> None:
         super().__init__(tiles)
 
 
-class WarpgroupWgradDivided(_Divided, _Halves, WarpgroupWgrad):
+class WarpgroupWgradDivided(Divided, _Halves, WarpgroupWgrad):
     """wgrad of f32 whose halves are made in shared memory: nothing is read but by the product itself.
 
     The numbers of 64 pixels at a time are scaled, so those of 2^-37 of their largest are not lost. Where each is read
@@ -393,7 +388,7 @@ class WarpgroupWgradDivided(_Divided, _Halves, WarpgroupWgrad):
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True)
 
 
-class WarpgroupWgradDividedInLines(_Divided, _Halves, WarpgroupWgradInLines):
+class WarpgroupWgradDividedInLines(Divided, _Halves, WarpgroupWgradInLines):
     """wgrad of f32 whose halves are made in shared memory, of x once for the taps along the last axis."""
 
     name = "implicit_gemm_3xf16_divided_in_lines"
@@ -403,7 +398,7 @@ class WarpgroupWgradDividedInLines(_Divided, _Halves, WarpgroupWgradInLines):
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True, is_in_lines=True)
 
 
-class WarpgroupWgradDividedRows(_Divided, _Halves, WarpgroupWgrad):
+class WarpgroupWgradDividedRows(Divided, _Halves, WarpgroupWgrad):
     """wgrad of f32 whose halves the product itself makes: of x in shared memory, of dy in registers."""
 
     name = "implicit_gemm_3xf16_divided_mixed"
@@ -434,77 +429,3 @@ class WarpgroupWgradRows(_Halves, WarpgroupWgrad):
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, divides_rows=True)
-
-
-class _Scaled(WarpgroupGemm):
-    """f32 as one number of half precision, which has as many bits as tf32 and is multiplied twice as fast.
-
-    A power of two brings each tensor's largest number to 2^13; those below 2^-27 of it have fewer bits, and below 2^-37
-    none. What is not finite stays what it is.
-    """
-
-    name = "implicit_gemm_scaled_f16"
-    is_scaled = True
-    has_exact_products = False
-
-    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        return refuse_halves(problem.inputs[0].descriptor.dtype) or super().refusal(problem, device, epilogue)
-
-    def error_of(self, problem: Convolution) -> float:
-        return tensor_core_bound(problem)
-
-
-class WarpgroupGemmScaled(_Scaled):
-    """fprop and dgrad of f32, as exact as tf32 that is rounded."""
-
-    def __init__(self, tiles: tuple[Tile, ...] = SCALED) -> None:
-        super().__init__(tiles)
-
-
-class WarpgroupWgradScaled(_Scaled, WarpgroupWgrad):
-    """wgrad of f32, as exact as tf32 that is rounded."""
-
-
-class _ScaledByStages(_Scaled):
-    """Sums of each stage are moved to f32, so that the tensor cores truncate those of few products."""
-
-    def error_of(self, problem: Convolution) -> float:
-        return ROUNDED_ERROR + summation_bound(problem)
-
-
-class WarpgroupWgradScaledDivided(_Divided, _ScaledByStages, WarpgroupWgrad):
-    """wgrad of f32, as exact as tf32 that is rounded, of operands that the product itself rounds.
-
-    They are those of 64 pixels at a time, x in shared memory and dy in registers. What is not finite is computed by
-    multiply-adds.
-    """
-
-    name = "implicit_gemm_scaled_f16_divided"
-
-    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
-        return plan_of(
-            problem, device, self._tiles, True, 2, is_divided=True, divides_rows=True, is_rough=True
-        )
-
-
-class WarpgroupWgradScaledDividedInLines(_Divided, _ScaledByStages, WarpgroupWgradInLines):
-    """wgrad of f32, as exact as tf32 that is rounded, in lines whose numbers are rounded in shared memory."""
-
-    name = "implicit_gemm_scaled_f16_divided_in_lines"
-
-    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
-        return plan_of(
-            problem, device, self._tiles, True, 2, is_divided=True, is_in_lines=True, is_rough=True
-        )
-
-
-class WarpgroupWgradScaledBlockwise(_ScaledByStages, WarpgroupWgrad):
-    """wgrad of f32 with one tap, as exact as tf32 that is rounded, packed in blocks of pixels by channels.
-
-    Each has a power of two of its own that brings its largest number to 2^13.
-    """
-
-    name = "implicit_gemm_scaled_f16_blockwise"
-
-    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
-        return plan_of(problem, device, self._tiles, True, is_scaled=True, is_blockwise=True)
