@@ -91,6 +91,81 @@ failed:
   ret i1 false
 }}
 
+; writes addresses into the words of a table that are maps', each from a value and an offset: whether all are aligned
+define internal i1 @place_maps(ptr %table, ptr %places, i64 %count, ptr %values) {{
+entry:
+  br label %each
+each:
+  %n = phi i64 [0, %entry], [%n_next, %aligned]
+  %more = icmp slt i64 %n, %count
+  br i1 %more, label %one, label %done
+one:
+  %place = mul i64 %n, 3
+  %at_word = getelementptr i64, ptr %places, i64 %place
+  %word = load i64, ptr %at_word
+  %at_operand = getelementptr i64, ptr %at_word, i64 1
+  %operand = load i64, ptr %at_operand
+  %at_offset = getelementptr i64, ptr %at_word, i64 2
+  %offset = load i64, ptr %at_offset
+  %at_base = getelementptr i64, ptr %values, i64 %operand
+  %base = load i64, ptr %at_base
+  %address = add i64 %base, %offset
+  %rest = and i64 %address, {alignment}
+  %is_aligned = icmp eq i64 %rest, 0
+  br i1 %is_aligned, label %aligned, label %odd
+aligned:
+  %at_mapped = getelementptr i64, ptr %table, i64 %word
+  store i64 %address, ptr %at_mapped
+  %n_next = add i64 %n, 1
+  br label %each
+odd:
+  ret i1 false
+done:
+  ret i1 true
+}}
+
+; where each of so many values lies, from a place among the addresses on
+define internal void @point(ptr %addresses, i64 %first, ptr %values, i64 %count) {{
+entry:
+  br label %each
+each:
+  %n = phi i64 [0, %entry], [%n_next, %one]
+  %more = icmp slt i64 %n, %count
+  br i1 %more, label %one, label %done
+one:
+  %at_value = getelementptr i64, ptr %values, i64 %n
+  %place = add i64 %n, %first
+  %at_address = getelementptr ptr, ptr %addresses, i64 %place
+  store ptr %at_value, ptr %at_address
+  %n_next = add i64 %n, 1
+  br label %each
+done:
+  ret void
+}}
+
+; launches of a kernel by their configurations, until the driver refuses one: its status
+define internal i32 @enqueue(ptr %driver, ptr %configs, i64 %launches, ptr %addresses) {{
+entry:
+  br label %each
+each:
+  %n = phi i64 [0, %entry], [%n_next, %one]
+  %status = phi i32 [0, %entry], [%status_next, %one]
+  %more = icmp slt i64 %n, %launches
+  %is_fine = icmp eq i32 %status, 0
+  %goes_on = and i1 %more, %is_fine
+  br i1 %goes_on, label %one, label %done
+one:
+  %place = mul i64 %n, {config_slots}
+  %config = getelementptr i64, ptr %configs, i64 %place
+  %at_function = getelementptr i8, ptr %config, i64 {config_bytes}
+  %function = load ptr, ptr %at_function
+  %status_next = call i32 %driver(ptr %config, ptr %function, ptr %addresses, ptr null)
+  %n_next = add i64 %n, 1
+  br label %each
+done:
+  ret i32 %status
+}}
+
 define ptr @launch(ptr %self, ptr %args, i64 %given, ptr %keywords) {{
 entry:
   %record = call ptr @PyLong_AsVoidPtr(ptr %self)
@@ -345,69 +420,22 @@ maps:
   %map_count = field i64 %record, {r_maps}
   %map_places = field ptr %record, {r_places}
   store ptr %table, ptr %addresses
-  br label %map
-map:
-  %m = phi i64 [0, %maps], [%m_next, %mapped]
-  %more_maps = icmp slt i64 %m, %map_count
-  br i1 %more_maps, label %word, label %without
-word:
-  %m_place = mul i64 %m, 3
-  %at_word = getelementptr i64, ptr %map_places, i64 %m_place
-  %word_number = load i64, ptr %at_word
-  %at_operand = getelementptr i64, ptr %at_word, i64 1
-  %operand = load i64, ptr %at_operand
-  %at_offset = getelementptr i64, ptr %at_word, i64 2
-  %offset = load i64, ptr %at_offset
-  %at_base = getelementptr i64, ptr %values, i64 %operand
-  %base = load i64, ptr %at_base
-  %mapped_address = add i64 %base, %offset
-  %unaligned = and i64 %mapped_address, {alignment}
-  %is_aligned = icmp eq i64 %unaligned, 0
-  br i1 %is_aligned, label %mapped, label %long
-mapped:
-  %at_mapped = getelementptr i64, ptr %table, i64 %word_number
-  store i64 %mapped_address, ptr %at_mapped
-  %m_next = add i64 %m, 1
-  br label %map
+  %are_aligned = call i1 @place_maps(ptr %table, ptr %map_places, i64 %map_count, ptr %values)
+  br i1 %are_aligned, label %without, label %long
 
 without:
   %first = zext i1 %has_table to i64
-  br label %argument
-argument:
-  %p = phi i64 [0, %without], [%p_next, %given_one]
-  %more_arguments = icmp slt i64 %p, %parameters
-  br i1 %more_arguments, label %given_one, label %run
-given_one:
-  %at_argument = getelementptr i64, ptr %values, i64 %p
-  %p_place = add i64 %p, %first
-  %at_address = getelementptr ptr, ptr %addresses, i64 %p_place
-  store ptr %at_argument, ptr %at_address
-  %p_next = add i64 %p, 1
-  br label %argument
+  call void @point(ptr %addresses, i64 %first, ptr %values, i64 %parameters)
+  br label %run
 
 run:
   %launches = field i64 %record, {r_launches}
   %configs = field ptr %record, {r_configs}
   %driver = field ptr %record, {r_launch}
   %thread = call ptr @PyEval_SaveThread()
-  br label %launch
-launch:
-  %l = phi i64 [0, %run], [%l_next, %launch_one]
-  %status = phi i32 [0, %run], [%status_next, %launch_one]
-  %more_launches = icmp slt i64 %l, %launches
-  %is_fine = icmp eq i32 %status, 0
-  %goes_on = and i1 %more_launches, %is_fine
-  br i1 %goes_on, label %launch_one, label %launched
-launch_one:
-  %l_place = mul i64 %l, {config_slots}
-  %config = getelementptr i64, ptr %configs, i64 %l_place
-  %at_function = getelementptr i8, ptr %config, i64 {config_bytes}
-  %function = load ptr, ptr %at_function
-  %status_next = call i32 %driver(ptr %config, ptr %function, ptr %addresses, ptr null)
-  %l_next = add i64 %l, 1
-  br label %launch
-launched:
+  %status = call i32 @enqueue(ptr %driver, ptr %configs, i64 %launches, ptr %addresses)
   call void @PyEval_RestoreThread(ptr %thread)
+  %is_fine = icmp eq i32 %status, 0
   br i1 %is_fine, label %done, label %long
 done:
   %none = field ptr %state, {s_none}

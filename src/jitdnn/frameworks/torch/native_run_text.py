@@ -1,6 +1,6 @@
 """The generated code of `run`, which native_run.py makes records for: results allocated, addresses placed, launches.
 
-It is a part of the text of native_code.py, whose `number` and `address` it calls.
+It is a part of the text of native_code.py, whose functions for addresses and launches it calls.
 """
 
 from __future__ import annotations
@@ -242,44 +242,12 @@ maps:
   %map_count = field i64 %kernel, {k_maps}
   %map_places = field ptr %kernel, {k_places}
   store ptr %table, ptr %addresses
-  br label %map
-map:
-  %m = phi i64 [0, %maps], [%m_next, %mapped]
-  %more_maps = icmp slt i64 %m, %map_count
-  br i1 %more_maps, label %word, label %without
-word:
-  %m_place = mul i64 %m, 3
-  %at_word = getelementptr i64, ptr %map_places, i64 %m_place
-  %word_number = load i64, ptr %at_word
-  %at_map_operand = getelementptr i64, ptr %at_word, i64 1
-  %map_operand = load i64, ptr %at_map_operand
-  %at_map_offset = getelementptr i64, ptr %at_word, i64 2
-  %map_offset = load i64, ptr %at_map_offset
-  %at_map_base = getelementptr i64, ptr %values_at, i64 %map_operand
-  %map_base = load i64, ptr %at_map_base
-  %mapped_address = add i64 %map_base, %map_offset
-  %unaligned = and i64 %mapped_address, {alignment}
-  %is_aligned = icmp eq i64 %unaligned, 0
-  br i1 %is_aligned, label %mapped, label %drop_long
-mapped:
-  %at_mapped = getelementptr i64, ptr %table, i64 %word_number
-  store i64 %mapped_address, ptr %at_mapped
-  %m_next = add i64 %m, 1
-  br label %map
+  %are_aligned = call i1 @place_maps(ptr %table, ptr %map_places, i64 %map_count, ptr %values_at)
+  br i1 %are_aligned, label %without, label %drop_long
 without:
   %head = zext i1 %has_table to i64
-  br label %argument
-argument:
-  %a = phi i64 [0, %without], [%a_next, %given_one]
-  %more_arguments = icmp slt i64 %a, %parameters
-  br i1 %more_arguments, label %given_one, label %ready
-given_one:
-  %at_argument = getelementptr i64, ptr %values_at, i64 %a
-  %a_place = add i64 %a, %head
-  %at_address = getelementptr ptr, ptr %addresses, i64 %a_place
-  store ptr %at_argument, ptr %at_address
-  %a_next = add i64 %a, 1
-  br label %argument
+  call void @point(ptr %addresses, i64 %head, ptr %values_at, i64 %parameters)
+  br label %ready
 ready:
   br label %kernels_each
 
@@ -287,8 +255,8 @@ enqueue:
   %thread = call ptr @PyEval_SaveThread()
   br label %queue
 queue:
-  %q = phi i64 [0, %enqueue], [%q_next, %queued]
-  %so_far = phi i32 [0, %enqueue], [%status, %queued]
+  %q = phi i64 [0, %enqueue], [%q_next, %queue_one]
+  %so_far = phi i32 [0, %enqueue], [%status, %queue_one]
   %more_queue = icmp slt i64 %q, %kernels
   %is_going = icmp eq i32 %so_far, 0
   %queues_on = and i1 %more_queue, %is_going
@@ -301,23 +269,7 @@ queue_one:
   %launches = field i64 %queued_kernel, {k_launches}
   %configs = field ptr %queued_kernel, {k_configs}
   %q_next = add i64 %q, 1
-  br label %launch
-launch:
-  %l = phi i64 [0, %queue_one], [%l_next, %launch_one]
-  %status = phi i32 [0, %queue_one], [%status_next, %launch_one]
-  %more_launches = icmp slt i64 %l, %launches
-  %is_fine = icmp eq i32 %status, 0
-  %goes_on = and i1 %more_launches, %is_fine
-  br i1 %goes_on, label %launch_one, label %queued
-launch_one:
-  %l_place = mul i64 %l, {config_slots}
-  %config = getelementptr i64, ptr %configs, i64 %l_place
-  %at_function = getelementptr i8, ptr %config, i64 {config_bytes}
-  %function = load ptr, ptr %at_function
-  %status_next = call i32 %driver(ptr %config, ptr %function, ptr %given_addresses, ptr null)
-  %l_next = add i64 %l, 1
-  br label %launch
-queued:
+  %status = call i32 @enqueue(ptr %driver, ptr %configs, i64 %launches, ptr %given_addresses)
   br label %queue
 launched:
   call void @PyEval_RestoreThread(ptr %thread)
