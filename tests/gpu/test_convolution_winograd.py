@@ -58,6 +58,10 @@ SHAPES = [
     ("n1 c4 h1 w1 k4 r3 s3 pad1 f32 nhwc", "fwd"),
     ("n1 c8 h6 w7 k4 r3 s2 pad1 bf16 nchw x=nhwc", "fwd"),
     ("n1 c5 h6 w7 k4 r2 s4 pad1 f64", "bwd_filter"),
+    ("n2 c35 h6 w61 k34 r3 s3 pad1 f32 nchw", "fwd"),  # several thread blocks along a row, and of channels
+    ("n3 c33 h5 w8 k35 r3 s3 pad1 f32 nchw", "bwd_data"),  # several rows of tiles in one, over images
+    ("n2 c34 h5 w30 k33 r3 s3 pad1 f16 nchw", "bwd_filter"),
+    ("n1 c17 h7 w8 k18 r3 s2 pad1 f32 nchw flip", "bwd_filter"),  # a plain filter, from its last tap on
 ]
 
 

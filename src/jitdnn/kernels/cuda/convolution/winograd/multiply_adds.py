@@ -21,7 +21,7 @@ from jitdnn.problems.matmul import MatMul
 
 
 class _ByMultiplyAdds(OnCudaCores):
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     is_across: ClassVar[bool] = True
 
     def __init__(self, products: KernelAlgorithm[MatMul, GpuDevice]) -> None:

@@ -56,6 +56,7 @@ class WinogradAlgorithm(KernelAlgorithm[Convolution, GpuDevice]):
     """Tiles of at most `max_m` results an axis, of a problem in one of `directions`."""
 
     problem = Convolution
+    version: ClassVar[int] = 2
     takes_float8 = False
     max_m: ClassVar[int]
     directions: ClassVar[tuple[str, ...]] = ("fwd", "bwd_data")

@@ -11,7 +11,7 @@ from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.kernels.gpu.convolution.winograd.matrix_code import tile_function
-from jitdnn.kernels.gpu.convolution.winograd.plan import STAGED_CHANNELS, STAGED_TILES, Place, Plan, matrices
+from jitdnn.kernels.gpu.convolution.winograd.plan import STAGED_CHANNELS, Place, Plan, matrices
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
 from jitdnn.kernels.gpu.prelude.types import storage_type
 from jitdnn.tensor import DTYPES, TensorDescriptor
@@ -87,9 +87,11 @@ def launches_of(
     def tiles(function: str, tensor: TensorDescriptor, lanes: int = plan.lanes) -> Launch:
         count, along = tensor.shape[1], plan.axes[1].tiles
         if plan.is_staged(tensor):
-            blocks = -(-along // STAGED_TILES) * -(-count // STAGED_CHANNELS)
-        else:
-            blocks = -(-along * count // lanes // _THREADS)
+            staging = plan.staging
+            blocks = -(-along // staging.tiles) * -(-count // STAGED_CHANNELS)
+            down = min(-(-problem.n * plan.axes[0].tiles // staging.rows), _MOST_ROWS)
+            return Launch(function, (blocks, down), staging.warps * STAGED_CHANNELS, is_early=is_early)
+        blocks = -(-along * count // lanes // _THREADS)
         return Launch(function, (blocks, rows), _THREADS, is_early=is_early)
 
     elements = -(-problem.k * problem.c // problem.groups // _THREADS)
@@ -161,13 +163,25 @@ def source_of(plan: Plan, is_scaled: bool, epilogue: Epilogue | None, parameters
         ("NUMBER(x)", "x##f" if plan.real == "f32" else "x"),
         ("LANES", lanes), ("VECTOR", f"pack_{dtype}_{lanes}"), ("LOAD_VECTOR", f"load_{dtype}_{lanes}"),
         ("IS_WGRAD", int(plan.is_wgrad)), ("IS_SCALED", int(is_scaled)), ("SAMPLES", SAMPLES),
-        ("STAGED_TILES", STAGED_TILES),
-        ("STAGED_CHANNELS", STAGED_CHANNELS), ("STAGED_PITCH", STAGED_CHANNELS + 1),
+        ("IS_PLAIN_FILTER", int(plan.has_plain_filter)),
+        *_staging_defines(plan),
         ("M_A", a.m), ("M_B", b.m), ("R_A", a.r), ("R_B", b.r), ("POINTS", plan.points),
         ("PARAMETERS", ", ".join(f"i64 {name}" for name in parameters)),
         ("EPILOGUE_PARAMETERS", fused.parameters), ("EPILOGUE(sum)", fused.apply("sum", indices)),
     )  # fmt: skip
     return Source("winograd_wgrad" if plan.is_wgrad else "winograd", text, defines)
+
+
+def _staging_defines(plan: Plan) -> Sequence[tuple[str, int]]:
+    """Macros of tiles that go through shared memory; none where none do."""
+    if not any(map(plan.is_staged, plan.tensors)):
+        return ()
+    staging = plan.staging
+    return (
+        ("STAGED_TILES", staging.tiles), ("STAGED_ROWS", staging.rows), ("STAGED_WARPS", staging.warps),
+        ("STAGED_CHANNELS", STAGED_CHANNELS), ("STAGED_PITCH", STAGED_CHANNELS + 1),
+        ("STAGED_TURNS", -(-STAGED_CHANNELS // staging.warps)),
+    )  # fmt: skip
 
 
 def _tiles(

@@ -20,8 +20,13 @@ from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 
 MAX_ALPHA = 6
 """Points of an axis: a thread has the numbers of a tile in registers."""
-STAGED_TILES, STAGED_CHANNELS = 8, 32
-"""Of a thread block that takes tiles through shared memory."""
+STAGED_CHANNELS = 32
+"""Of a thread block that takes tiles through shared memory. So many threads take one tile of all these channels, or
+read as many neighbours in memory."""
+_STAGED_TILES = (14, 7, 4, 2, 1)
+"""Along the last axis, of such a thread block."""
+_STAGED_WARPS = 8
+"""Of STAGED_CHANNELS threads, at most, of such a thread block; and its tiles where it takes several rows of them."""
 _ALIGNMENT = 256
 _RUN = 4
 """What rows of the workspace are a multiple of, in elements."""
@@ -111,6 +116,15 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Staging:
+    """A thread block that takes tiles through shared memory: `tiles` of each of `rows`, `warps` at once."""
+
+    tiles: int
+    rows: int
+    warps: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """A problem in tiles: its axes of space, two of them."""
 
@@ -165,6 +179,24 @@ class Plan:
         )
 
     @property
+    def staging(self) -> Staging:
+        """Of tensors of which `is_staged` holds: one of a few, so that shapes share code."""
+        axis = self.axes[1]
+        fitting = [tiles for tiles in _STAGED_TILES if (tiles - 1) * axis.m + axis.alpha <= STAGED_CHANNELS]
+        # a thread block costs as much as a tile, beside its tiles
+        tiles = min(fitting, key=lambda count: -(-axis.tiles // count) * (count + 1))
+        rows = max(1, _STAGED_WARPS // tiles)
+        turns = -(-tiles * rows // _STAGED_WARPS)
+        return Staging(tiles, rows, -(-tiles * rows // turns))
+
+    @property
+    def has_plain_filter(self) -> bool:
+        """Whether the filter's gradient has its taps innermost and nothing between filters."""
+        result = self.tensors[2]
+        plain = TensorDescriptor.packed(result.shape, result.dtype)
+        return self.is_wgrad and self.item == 4 and result.strides == plain.strides
+
+    @property
     def real(self) -> str:
         return compute_dtype(self.problem.dtype)
 
@@ -213,6 +245,10 @@ def refuse_shape(problem: Convolution) -> str | None:
         return f"{max(taps)} taps along an axis: at most {MAX_ALPHA - 1} fit a tile"
     extents = (*problem.spatial, *problem.output_spatial)
     channels, reach = max(problem.c, problem.k), max(problem.dilation) * MAX_ALPHA
+    if problem.n * (max(extents) + reach) >= 2**30:
+        return (
+            f"{problem.n} images of extents {extents} have more rows of tiles than fit the kernel's indices"
+        )
     if max(extents) * channels >= 2**31 or max(*extents, reach, *map(max, problem.padding)) >= 2**28:
         return (
             f"extents {extents} with {channels} channels, dilation {problem.dilation} and padding {problem.padding} do "

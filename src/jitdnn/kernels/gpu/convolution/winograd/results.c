@@ -9,7 +9,7 @@ void finish_tiles(ARGUMENTS) {
   const int residue_b = (int)(tile_b / (u32)steps_b);
   const int first_b = ((int)tile_b - residue_b * (int)steps_b) * M_B * (int)dilation_b + residue_b;
   for (i64 row = BLOCK_ID(1); row < images * tiles_a; row += GRID_SIZE(1)) {
-    const i64 image = row / tiles_a;
+    const i64 image = (u32)row / (u32)tiles_a;
     const int tile_a = (int)(row - image * tiles_a), residue_a = tile_a / (int)steps_a;
     const int first_a = (tile_a - residue_a * (int)steps_a) * M_A * (int)dilation_a + residue_a;
     GLOBAL const REAL *const from = (GLOBAL const REAL *)(workspace + products) + group * products_group +

@@ -18,7 +18,7 @@ void NAME(ARGUMENTS) {
   const int is_vector = OF(is_vector) && IS_ALIGNED(TENSOR, LANES * sizeof(ELEMENT));
 #endif
   for (i64 row = BLOCK_ID(1) * GRID_SIZE(2) + BLOCK_ID(2); row < images * tiles_a; row += GRID_SIZE(1) * GRID_SIZE(2)) {
-    const i64 image = row / tiles_a;
+    const i64 image = (u32)row / (u32)tiles_a;
     const int tile_a = (int)(row - image * tiles_a), residue_a = tile_a / (int)steps_a;
     const int first_a = (tile_a - residue_a * (int)steps_a) * M_A * (int)dilation_a + residue_a + (int)OF(offset_a);
     REAL data[LANES][WINDOW_A * WINDOW_B], points[LANES][POINTS];

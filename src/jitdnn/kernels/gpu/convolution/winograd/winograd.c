@@ -207,17 +207,43 @@ void transform_filter(ARGUMENTS) {
   PUT_POINTS(points, second, group * second_to_group + row * second_to_row + column)
 }
 #else
-/* The filter's gradient: a thread takes all taps of one row and one column. */
+/* The filter's gradient: a thread takes all taps of one row and one column. IS_PLAIN_FILTER: a filter's taps are neighbours
+ * in memory, and filters follow each other as threads do, which then store neighbours. */
+#define TAPS (R_A * R_B)
 KERNEL(256)
 void finish_filter(ARGUMENTS) {
   BEGIN_LAUNCH();
   const i64 unit = BLOCK_ID(0) * 256 + THREAD_ID, of_group = filter_rows * filter_columns;
+#if IS_PLAIN_FILTER
+  SHARED REAL stage[256 * TAPS];
+#else
   if (unit >= of_group * groups) return;
+#endif
   const i64 group = unit / of_group, rest = unit - group * of_group, row = rest / filter_columns;
   const i64 column = rest - row * filter_columns;
   GLOBAL const REAL *const from =
       (GLOBAL const REAL *)(workspace + products) + group * products_group + row * products_row + column;
-  REAL points[POINTS], made[R_A * R_B];
+  REAL points[POINTS], made[TAPS];
+#if IS_PLAIN_FILTER
+  if (unit < of_group * groups) {
+    UNROLL for (int point = 0; point < POINTS; ++point) points[point] = from[point * products_point];
+    to_results(points, made);
+    UNROLL for (int i = 0; i < R_A; ++i)
+      UNROLL for (int j = 0; j < R_B; ++j)
+        stage[THREAD_ID * TAPS + (int)(filter_first + i * filter_h + j * filter_w)] = made[i * R_B + j];
+  }
+  BARRIER();
+  const i64 first_tap = BLOCK_ID(0) * 256 * TAPS, taps_left = of_group * groups * TAPS - first_tap;
+  UNROLL for (int n = 0; n < TAPS; ++n) {
+    const int own = n * 256 + THREAD_ID;
+    if (own < taps_left) {
+      const i64 at = first_tap + own;
+      REAL value = (REAL)alpha * stage[own];
+      if (beta != 0) value += (REAL)beta * (REAL)LOAD(ELEMENT, result, at);
+      STORE(ELEMENT, result, at, value);
+    }
+  }
+#else
   UNROLL for (int point = 0; point < POINTS; ++point) points[point] = from[point * products_point];
   to_results(points, made);
   GLOBAL ELEMENT *const to = result + filter_first + group * filter_group + row * filter_row + column * filter_column;
@@ -228,5 +254,7 @@ void finish_filter(ARGUMENTS) {
       if (beta != 0) value += (REAL)beta * (REAL)LOAD(ELEMENT, to, at);
       STORE(ELEMENT, to, at, value);
     }
+#endif
 }
+#undef TAPS
 #endif
