@@ -61,6 +61,8 @@ class TensorCoreAlgorithm(KernelAlgorithm[OwnProblem, GpuDevice]):
 class MultiplyAddAlgorithm(TensorCoreAlgorithm[OwnProblem]):
     """The same kernels with multiply-adds of f32 on the ordinary units: sums of the numbers themselves."""
 
+    version: ClassVar[int] = 2
+
     def __init__(self, tiles: tuple[Tile, ...] = FMA_TILES) -> None:
         super().__init__(tiles)
 

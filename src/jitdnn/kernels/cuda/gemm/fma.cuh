@@ -24,7 +24,10 @@ template <bool IS_A, bool IS_MN_MAJOR>
 struct Fragment {
     static constexpr int COUNT = IS_A ? LANE_ROWS : LANE_COLUMNS;
     static constexpr int CHUNKS = IS_MN_MAJOR ? (IS_A ? CHUNKS_M : CHUNKS_N) : CHUNKS_K;
-    static constexpr int BUFFERS = IS_MN_MAJOR ? 2 : FRAGMENT_BUFFERS;
+    // Rows of four elements of K are read again in place, each behind its last product, where these go by long rows: half
+    // the registers, which leaves the assembler room for its choice of banks.
+    static constexpr bool IS_REFILLED = IS_A && !IS_MN_MAJOR && B_MN_MAJOR && LANE_COLUMNS > LANE_ROWS && COUNT >= 8;
+    static constexpr int BUFFERS = IS_MN_MAJOR ? 2 : IS_REFILLED ? 1 : FRAGMENT_BUFFERS;
     static constexpr int DEPTH = IS_MN_MAJOR ? 1 : 4;  // elements of K in a buffer
 
     f32 values[BUFFERS][COUNT][DEPTH];
@@ -83,11 +86,11 @@ struct Fragment {
     METHOD void read_first() {
         if constexpr (IS_MN_MAJOR)
             read_element(0, 0);
-        else if constexpr (BUFFERS == 2)
+        else if constexpr (BUFFERS == 2 || IS_REFILLED)
             read_step(0, 0, 0, COUNT);
     }
     METHOD void read_own(int stage, int step, int k) {
-        if constexpr (!IS_MN_MAJOR && BUFFERS == 1)
+        if constexpr (!IS_MN_MAJOR && BUFFERS == 1 && !IS_REFILLED)
             if (k == 0) read_step(stage, step, 0, COUNT);
     }
     // `is_late`: the next step lies in a stage that is there with the last element of this one only.
@@ -120,9 +123,9 @@ struct Operands {
         const bool is_late = IS_LATE && step == STEPS - 1;
         a.read_next(stage, step, k, is_late), b.read_next(stage, step, k, is_late);
     }
-    // Of two multiply-adds one after the other each reads two registers and has a third one from the last: three cost a
-    // second cycle. So one goes through the rows and columns of a lane without a jump.
-    METHOD void add_products(SUM (&sums)[MMAS_M][MMAS_N][4], int step, int k) const {
+    // Of two multiply-adds one after the other each reads two registers and has a third one from the last: three cost
+    // half a cycle more. So one goes through the rows and columns of a lane without a jump.
+    METHOD void add_products(SUM (&sums)[MMAS_M][MMAS_N][4], int stage, int step, int k) {
         constexpr bool is_by_rows = !A_MN_MAJOR && B_MN_MAJOR;
         constexpr int outer = is_by_rows ? LANE_ROWS : LANE_COLUMNS, inner = is_by_rows ? LANE_COLUMNS : LANE_ROWS;
 #pragma unroll
@@ -132,9 +135,29 @@ struct Operands {
                 const int second = first % 2 ? inner - 1 - n : n;
                 const int i = is_by_rows ? first : second, j = is_by_rows ? second : first;
                 sums[i / 2][j / 2][i % 2 * 2 + j % 2] += a.at(i, step, k) * b.at(j, step, k);
+                if constexpr (decltype(a)::IS_REFILLED)
+                    if (k == 3 && n == inner - 1) a.read_step(stage, (step + 1) % STEPS, i, i + 1);
             }
     }
 };
+
+// Registers lie in two banks, by parity, each of which gives one operand a cycle. Where zeros are made and stores take
+// several sums at once, the assembler has these in neighbouring registers during the loop, too, and then most may be in
+// the bank of what they are multiplied by. So each sum begins as a copy of a zero that the compiler does not know, and
+// what is stored is a copy, by an instruction that does nothing and cannot be left out: for the lanes' shapes where that
+// was measured to be faster, or no slower.
+constexpr bool COPIES_SUMS =
+    A_MN_MAJOR ? LANE_COLUMNS == LANE_ROWS : B_MN_MAJOR && LANE_COLUMNS > LANE_ROWS && LANE_ROWS >= 8;
+
+template <class Fn>
+FUNCTION void for_each_sum(SUM (&sums)[MMAS_M][MMAS_N][4], Fn fn) {
+#pragma unroll
+    for (int i = 0; i < MMAS_M; ++i)
+#pragma unroll
+        for (int j = 0; j < MMAS_N; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) fn(sums[i][j][e]);
+}
 
 // The mainloop: adds the products of `count` blocks of K from block `first` on. Behind the last block it loads zeros,
 // which keeps branches out of the loop.
@@ -144,6 +167,8 @@ FUNCTION void accumulate(SUM (&sums)[MMAS_M][MMAS_N][4], Loader &loader, u8 *sta
     auto number = [&](int block_number) { return block_number < count ? first + block_number : loader.blocks(); };
     fill_ring(loader, stages, number);
 
+    const u32 zero = blockDim.y - 1;
+    if constexpr (COPIES_SUMS) for_each_sum(sums, [=](SUM &sum) { sum = __uint_as_float(zero); });
     operands.read_first();
     int reading = 0, writing = (STAGES - 1) * STAGE_BYTES;
     for (int i = 0; i < count; ++i) {
@@ -168,11 +193,13 @@ FUNCTION void accumulate(SUM (&sums)[MMAS_M][MMAS_N][4], Loader &loader, u8 *sta
                         writing = writing == (STAGES - 1) * STAGE_BYTES ? 0 : writing + STAGE_BYTES;
                     }
                 }
-                operands.add_products(sums, step, part);
+                operands.add_products(sums, reading, step, part);
             }
         }
     }
     cp_async_wait<0>();
+    if constexpr (COPIES_SUMS)
+        for_each_sum(sums, [=](SUM &sum) { sum = __uint_as_float(__float_as_uint(sum) ^ zero); });
 }
 
 // As in mma.cuh. With B MN-major the columns of fragments j ... j + 3 are eight neighbours.
