@@ -28,7 +28,7 @@ except ImportError:  # said when it is asked for
     CustomGraphPass = object
 
 HOOK = "post_grad_custom_pre_pass"
-_VERSION = 12  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
+_VERSION = 13  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
 
 
 class InductorPass(CustomGraphPass):
@@ -65,10 +65,12 @@ class InductorPass(CustomGraphPass):
         from torch._inductor import config
 
         from jitdnn.frameworks.torch import inductor_lowering
+        from jitdnn.frameworks.torch.inductor_concatenation import concatenate_in_place
         from jitdnn.frameworks.torch.inductor_graph import Rewriter
         from jitdnn.frameworks.torch.inductor_groups import put_together
         from jitdnn.frameworks.torch.inductor_matmul import take_products
         from jitdnn.frameworks.torch.inductor_pooling import select_gradients
+        from jitdnn.frameworks.torch.inductor_small import store_together
         from jitdnn.frameworks.torch.inductor_sums import sum_channels
         from jitdnn.frameworks.torch.inductor_transposed import become_products
         from jitdnn.frameworks.torch.inductor_values import compute_values
@@ -82,8 +84,11 @@ class InductorPass(CustomGraphPass):
         kinds = [*rewriter.kinds, *take_products(graph, self._text)]
         sum_channels(graph, self._text, is_captured)
         compute_values(graph, self._text, is_captured)
+        if inductor_lowering.can_concatenate:
+            concatenate_in_place(graph)
         if inductor_lowering.can_group:
             put_together(graph, rewriter.wants_last)
+            store_together(graph)
         graph.lint()
         self._rows = [*self._rows[-10_000:], *(row(_layer(node), kind) for node, kind in kinds)]
 

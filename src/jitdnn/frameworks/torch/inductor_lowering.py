@@ -16,6 +16,7 @@ from torch import Tensor
 from jitdnn.frameworks.torch import channel_sums, channel_values, settled, settled_pointwise
 from jitdnn.frameworks.torch.convolution_pointwise import convolution_pointwise
 from jitdnn.frameworks.torch.fresh import fresh
+from jitdnn.frameworks.torch.inductor_concatenation import cat_in_place, stored
 from jitdnn.frameworks.torch.inductor_forms import has_static_form
 from jitdnn.frameworks.torch.inductor_groups import cast_each
 from jitdnn.frameworks.torch.settled import settled_convolution
@@ -33,6 +34,8 @@ _NAMES = _Expression("globals()")
 _is_known: bool | None = None
 #: whether Inductor makes one kernel of `cast_each`
 can_group = False
+#: whether Inductor computes parts of `cat_in_place` where they belong
+can_concatenate = False
 
 
 def register() -> None:
@@ -113,6 +116,45 @@ def register() -> None:
 
     _is_known = True
     _register_groups()
+    _register_concatenations()
+
+
+def _register_concatenations() -> None:
+    """Lower concatenations to memory of which their parts are views, as Inductor lowers `torch.cat`."""
+    global can_concatenate
+    try:
+        from torch._inductor import ir
+        from torch._inductor.lowering import register_lowering
+
+        needed = (ir.ConcatKernel.realize_into, ir.SliceView.create, ir.FixedLayout, ir.StorageBox)
+    except (ImportError, AttributeError):
+        return
+    assert needed
+
+    @register_lowering(cat_in_place.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower(parts: Sequence[Any], dim: int, strides: Sequence[int]) -> Any:
+        graph, first = _graph(), parts[0]
+        shape = list(first.get_size())
+        shape[dim] = sum(one.get_size()[dim] for one in parts)
+        layout = ir.FixedLayout(first.get_device(), first.get_dtype(), shape, list(strides))
+        whole = ir.ConcatKernel(name=None, layout=layout, inputs=[])
+        box, begin, written = ir.StorageBox(whole), 0, []
+        for one in parts:
+            end = begin + one.get_size()[dim]
+            place = ir.SliceView.create(box, dim, begin, end, clamp=False)
+            written.append(ir.ConcatKernel.realize_into(one, place))
+            begin = end
+        whole.name = graph.register_buffer(whole)
+        whole.inputs = ir.ConcatKernel.unwrap_storage(written)
+        graph.register_operation(whole)
+        return ir.TensorBox(box)
+
+    @register_lowering(stored.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower_stored(x: Any) -> Any:
+        x.realize()
+        return x
+
+    can_concatenate = True
 
 
 def _register_groups() -> None:
@@ -130,7 +172,7 @@ def _register_groups() -> None:
 
     @register_lowering(cast_each.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
     def lower(xs: Sequence[Any], dtype: Any) -> list[Any]:
-        made, graph = [to_dtype(x, dtype) for x in xs], _graph()
+        made, graph = [to_dtype(x, dtype, copy=True) for x in xs], _graph()
         if graph.has_feature(xs[0].get_device(), BackendFeature.FOREACH):
             for one in made:
                 one.realize()

@@ -25,7 +25,13 @@ from jitdnn.frameworks.torch.inductor_forms import (
     measuring,
     real,
 )
-from jitdnn.frameworks.torch.inductor_rewriting import laid_out, refresh, sum_by_channel
+from jitdnn.frameworks.torch.inductor_rewriting import (
+    laid_out,
+    may_save_otherwise,
+    refresh,
+    save_as_laid,
+    sum_by_channel,
+)
 from jitdnn.frameworks.torch.inductor_tail import only_external
 from jitdnn.frameworks.torch.kernels import channels_last_strides
 from jitdnn.frameworks.torch.kinds import words
@@ -41,13 +47,13 @@ def become_products(graph: Graph, options: str) -> int:
     for node in list(graph.nodes):
         if node.target is _FORWARD and _is_divided(node, node.args[0], node.args[1], node.args[3:]):
             x, w, bias, *_ = node.args
-            if _is_faster(options, node, (x, w), _forward):
+            if _is_faster(options, node, (x, w), (_order(node, x), None), _forward):
                 _replace_forward(graph, node, x, w, bias)
                 count += 1
         elif node.target is _BACKWARD and _is_divided(node, node.args[1], node.args[2], node.args[4:10]):
             if not any(node.args[10][:2]) or any(user.target is not operator.getitem for user in node.users):
                 continue
-            if _is_faster(options, node, node.args[:3], _backward):
+            if _is_faster(options, node, node.args[:3], (None, None, None), _backward):
                 _replace_backward(graph, node)
                 count += 1
     return count
@@ -113,15 +119,26 @@ def _divided(x: Any, w: Any) -> list[int]:
     return [batch, k, *(n for size, tap in zip(space, taps, strict=True) for n in (size, tap))]
 
 
+def _order(node: Node, x: Node) -> tuple[int, ...] | None:
+    """The strides of x for a product whose results lie as those of the convolution; None: as the graph says.
+
+    A filter of one tap lies alike in both orders of channels, so that x alone says how results lie.
+    """
+    value = node.meta["val"]
+    last = channels_last_strides(value.shape)
+    return channels_last_strides(x.meta["val"].shape) if tuple(value.stride()) == last else None
+
+
 def _is_faster(
     options: str,
     node: Node,
     operands: Sequence[Any],
+    strides: Sequence[tuple[int, ...] | None],
     ways: Callable[..., tuple[Callable[[], Any], Callable[[], Any]]],
 ) -> bool:
     try:
         with measuring(True):
-            tensors = [real(one.meta["val"]) for one in operands]
+            tensors = [real(one.meta["val"], own) for one, own in zip(operands, strides, strict=True)]
             ours, stock = ways(node, *tensors)
             device = tensors[0].device
             decision = choice.decide(
@@ -187,8 +204,11 @@ def _replace_forward(graph: Graph, node: Node, x: Node, w: Node, bias: Node | No
     value = node.meta["val"]
     axes = value.dim() - 2
     _, _, apart = _shapes(x.meta["val"], w.meta["val"])
+    laid = laid_out(graph, node, x, _order(node, x))
+    if may_save_otherwise():
+        save_as_laid(graph, x, laid)
     with graph.inserting_before(node):
-        y = call(_FORWARD, x, _with_one_tap(call, x, w), None, *_plain(axes))
+        y = call(_FORWARD, laid, _with_one_tap(call, x, w), None, *_plain(axes))
         y = call(aten.reshape.default, y, apart)
         y = call(aten.permute.default, y, _inverse(_apart_order(axes)))
         if bias is not None:

@@ -1,0 +1,151 @@
+"""Concatenations of channels in Inductor's graphs on a GPU: whatever computes a part writes it where it belongs.
+
+The parts of a skip connection are written for those that read them, and read and written once more when they are put
+side by side. Inductor has parts written in their place where it has not chosen how they lie in memory; it chooses by
+what the graph says, which of volumes behind normalizations is channels first, and what is saved for the backward pass
+it fixes. `jitdnn::cat_in_place` says how the whole lies, which is as convolutions read it, and what was saved of a part
+is a view of the whole.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from jitdnn.frameworks.torch.inductor_forms import has_static_form, is_on_gpu
+from jitdnn.frameworks.torch.inductor_groups import CALLS
+from jitdnn.frameworks.torch.inductor_rewriting import may_save_otherwise, refresh, visible_results
+from jitdnn.frameworks.torch.kernels import channels_last_strides
+from jitdnn.frameworks.torch.registry import define
+
+aten = torch.ops.aten
+_CAT, _CHANNELS = aten.cat.default, 1
+_LAID = "inductor_force_stride_order"
+
+
+def _kernel(tensors: Sequence[Tensor], dim: int, strides: Sequence[int]) -> Tensor:
+    out = _fake(tensors, dim, strides)
+    begin = 0
+    for one in tensors:
+        out.narrow(dim, begin, one.shape[dim]).copy_(one)
+        begin += one.shape[dim]
+    return out
+
+
+def _fake(tensors: Sequence[Tensor], dim: int, strides: Sequence[int]) -> Tensor:
+    first = tensors[0]
+    shape = list(first.shape)
+    shape[dim] = sum(one.shape[dim] for one in tensors)
+    return torch.empty_strided(shape, strides, dtype=first.dtype, device=first.device)
+
+
+cat_in_place = define(
+    "cat_in_place(Tensor[] tensors, int dim, int[] strides) -> Tensor", _kernel, _fake, has_batching=True
+)
+
+stored = define(
+    "stored(Tensor x) -> Tensor", lambda x: x.clone(), lambda x: torch.empty_like(x), has_batching=True
+)
+"""What lies in memory when others read it, wherever that is: of what is cheap Inductor would have each compute it."""
+
+
+def concatenate_in_place(graph: Graph) -> int:
+    """Rewrite a graph in place; how many concatenations there were.
+
+    Taken are those of channels that are read from memory with channels last, by convolutions above all, of which
+    Inductor computes a part that nothing else needs in an order of its own.
+    """
+    found = [node for node in graph.nodes if node.target is _CAT and _is_laid_last(node)]
+    count = 0
+    for node in found:
+        parts = node.args[0]
+        if any(_is_computed(one, node) for one in parts):
+            _become(graph, node)
+            count += 1
+    return count
+
+
+def _is_laid_last(node: Node) -> bool:
+    """Whether a concatenation of channels lies in memory anyway, with channels last."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or not has_static_form(value) or not is_on_gpu(node):
+        return False
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    if value.dim() not in (4, 5) or not isinstance(dim, int) or dim % value.dim() != _CHANNELS:
+        return False
+    parts = node.args[0]
+    if not isinstance(parts, (list, tuple)) or not all(_is_part(one, value) for one in parts):
+        return False
+    last, is_last = channels_last_strides(value.shape), tuple(value.stride())
+    return any(_reads(user) for user in node.users) and all(
+        tuple(user.args[1]) == last if _LAID in str(user.target) else is_last == last and _reads(user)
+        for user in node.users
+    )
+
+
+def _reads(user: Node) -> bool:
+    """Whether a user reads a node from memory as it is told to lie there."""
+    if _LAID in str(user.target):
+        return any(one.target in CALLS or one.op == "output" for one in user.users)
+    return user.target in CALLS or user.op == "output"
+
+
+def _is_part(one: Any, whole: Tensor) -> bool:
+    value = one.meta.get("val") if isinstance(one, Node) else None
+    return (
+        isinstance(value, Tensor)
+        and value.dtype == whole.dtype
+        and has_static_form(value)
+        and value.dim() > 1
+    )
+
+
+def _is_computed(one: Node, whole: Node) -> bool:
+    """Whether Inductor computes a part by a kernel of its own, which may write it anywhere."""
+    if one.op != "call_function" or one.target is operator.getitem or one.target in CALLS:
+        return False
+    visible = visible_results(one.graph)
+    if visible is None or one in visible:
+        return False
+    for user in one.users:
+        if user is whole:
+            continue
+        if user.op == "output" and not may_save_otherwise():
+            return False
+        if user.target in CALLS or _LAID in str(user.target) or user.target is _CAT:
+            return False
+    return True
+
+
+def _become(graph: Graph, node: Node) -> None:
+    parts = list(node.args[0])
+    strides = channels_last_strides(node.meta["val"].shape)
+    with graph.inserting_before(node):
+        made = graph.call_function(cat_in_place.default, (parts, _CHANNELS, list(strides)))
+        refresh(made)
+    (end,) = (one for one in graph.nodes if one.op == "output")
+    begin = 0
+    for part in dict.fromkeys(parts):
+        width = part.meta["val"].shape[_CHANNELS]
+        if _is_computed(part, node):
+            if end in part.users:
+                with graph.inserting_after(made):
+                    view = graph.call_function(aten.slice.Tensor, (made, _CHANNELS, begin, begin + width))
+                refresh(view)
+                end.replace_input_with(part, view)
+            with graph.inserting_after(part):
+                held = graph.call_function(stored.default, (part,))
+            held.meta = dict(part.meta)
+            part.replace_all_uses_with(held, delete_user_cb=lambda user, held=held: user is not held)
+        begin += width
+    for user in list(node.users):
+        if _LAID in str(user.target):
+            user.replace_all_uses_with(made)
+            graph.erase_node(user)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
