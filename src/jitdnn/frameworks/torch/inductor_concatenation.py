@@ -18,9 +18,11 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from jitdnn.frameworks.torch.inductor_forms import has_static_form, is_on_gpu
+from jitdnn.frameworks.torch.inductor_formulas import SAME
 from jitdnn.frameworks.torch.inductor_groups import CALLS
 from jitdnn.frameworks.torch.inductor_rewriting import may_save_otherwise, refresh, visible_results
 from jitdnn.frameworks.torch.kernels import channels_last_strides
+from jitdnn.frameworks.torch.pointwise import VIEWS
 from jitdnn.frameworks.torch.registry import define
 
 aten = torch.ops.aten
@@ -58,13 +60,13 @@ def concatenate_in_place(graph: Graph) -> int:
     """Rewrite a graph in place; how many concatenations there were.
 
     Taken are those of channels that are read from memory with channels last, by convolutions above all, of which
-    Inductor computes a part that nothing else needs in an order of its own.
+    Inductor computes a part that others read, too, and none of them in an order of its own.
     """
     found = [node for node in graph.nodes if node.target is _CAT and _is_laid_last(node)]
     count = 0
     for node in found:
         parts = node.args[0]
-        if any(_is_computed(one, node) for one in parts):
+        if any(_is_written_apart(one, node) for one in parts):
             _become(graph, node)
             count += 1
     return count
@@ -105,9 +107,12 @@ def _is_part(one: Any, whole: Tensor) -> bool:
     )
 
 
-def _is_computed(one: Node, whole: Node) -> bool:
-    """Whether Inductor computes a part by a kernel of its own, which may write it anywhere."""
-    if one.op != "call_function" or one.target is operator.getitem or one.target in CALLS:
+def _is_written_apart(one: Node, whole: Node) -> bool:
+    """Whether Inductor writes a part by a kernel of its own, which may write it anywhere, for others to read."""
+    below = one
+    while below.target in (*SAME, *VIEWS, aten.slice.Tensor, aten.select.int, aten.expand.default):
+        below = below.args[0]
+    if below.op != "call_function" or below.target in (operator.getitem, *CALLS) or len(one.users) < 2:
         return False
     visible = visible_results(one.graph)
     if visible is None or one in visible:
@@ -117,7 +122,7 @@ def _is_computed(one: Node, whole: Node) -> bool:
             continue
         if user.op == "output" and not may_save_otherwise():
             return False
-        if user.target in CALLS or _LAID in str(user.target) or user.target is _CAT:
+        if user.target in (*CALLS, _CAT, aten.copy_.default) or _LAID in str(user.target):
             return False
     return True
 
@@ -130,9 +135,9 @@ def _become(graph: Graph, node: Node) -> None:
         refresh(made)
     (end,) = (one for one in graph.nodes if one.op == "output")
     begin = 0
-    for part in dict.fromkeys(parts):
+    for part in parts:
         width = part.meta["val"].shape[_CHANNELS]
-        if _is_computed(part, node):
+        if _is_written_apart(part, node):
             if end in part.users:
                 with graph.inserting_after(made):
                     view = graph.call_function(aten.slice.Tensor, (made, _CHANNELS, begin, begin + width))
