@@ -20,6 +20,7 @@ from torch.fx import Graph, Node
 from jitdnn.frameworks.torch.channel_sums import channel_sums
 from jitdnn.frameworks.torch.channel_values import channel_values
 from jitdnn.frameworks.torch.inductor_forms import has_static_form, is_on_gpu
+from jitdnn.frameworks.torch.inductor_formulas import is_in_memory
 from jitdnn.frameworks.torch.inductor_groups import CALLS, MOST, cast_each
 from jitdnn.frameworks.torch.pointwise import POINTWISE
 from jitdnn.frameworks.torch.tail import CAST
@@ -127,7 +128,7 @@ def _leaves(node: Node) -> set[Node] | None:
         seen.add(one)
         if len(seen) > _MOST_NODES or not _is_small(one):
             return None
-        if one.op == "placeholder" or one.target in _READERS:
+        if is_in_memory(one) or one.target in _READERS:
             leaves.add(one)
         elif one.op == "call_function" and _is_computed(one):
             left += one.all_input_nodes
