@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.attention.algorithm import Flash, FlashInThree
-from jitdnn.kernels.cuda.convolution.boxes.algorithm import WarpgroupGemmInBoxes, WarpgroupWgradInBoxes
+from jitdnn.kernels.cuda.convolution.boxes.algorithm import (
+    WarpgroupFusedInBoxes,
+    WarpgroupGemmInBoxes,
+    WarpgroupWgradInBoxes,
+)
 from jitdnn.kernels.cuda.convolution.channels_last import ChannelsLast, FewChannelsLast
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
@@ -184,7 +188,7 @@ def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, 
 
 _FORWARD, _FILTER = _with_patch("fwd", _CORRELATION), _with_patch("bwd_filter", _WGRAD)
 _SEPARATE = separate_kernels({"fwd": _FORWARD, "bwd_filter": _FILTER}, is_tensor=True)
-_FUSED = (WarpgroupFused(_SEPARATE[0]), *_SEPARATE)
+_FUSED = (WarpgroupFused(_SEPARATE[0]), WarpgroupFusedInBoxes(_SEPARATE[0]), *_SEPARATE)
 
 _MATMUL: tuple[Algorithm, ...] = (
     WarpgroupMatmul(),

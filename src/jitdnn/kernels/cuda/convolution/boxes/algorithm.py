@@ -10,8 +10,9 @@ the products of a gradient are ten ninths of that, of 9 lines of taps in 5 pairs
 from __future__ import annotations
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
-from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel
 from jitdnn.kernels.cuda.convolution.boxes import correlation_plan, wgrad_plan
+from jitdnn.kernels.cuda.convolution.boxes.common import CHANNELS
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmInPlace,
@@ -20,6 +21,8 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.convolution_fused import FusedConvolution
+from jitdnn.tensor import packed_strides
 
 MAX_EXTENT = 2**30
 _ALIGNMENTS = (16, 16, 1)
@@ -68,8 +71,9 @@ class WarpgroupGemmInBoxes(KernelAlgorithm[Convolution, GpuDevice]):
         assert isinstance(plan, correlation_plan.Plan), plan
 
         def build() -> Kernel:
-            launch = Launch("correlate_boxes", plan.thread_blocks, plan.threads, plan.shared)
-            kernel = device.kernel(correlation_source(plan), [launch], 3, tables=plan.tables)
+            kernel = device.kernel(
+                correlation_source(plan), [correlation_launch(plan)], 3, tables=plan.tables
+            )
             return ByAddress(kernel, lambda: ImplicitGemmInPlace().build(problem, device), (16, 16, 16))
 
         return PlannedKernel(0, plan.seconds, build)
@@ -110,6 +114,56 @@ class WarpgroupWgradInBoxes(KernelAlgorithm[Convolution, GpuDevice]):
         return "other taps, where boxes of dy end beyond it and are filled with zeros"
 
 
+class WarpgroupFusedInBoxes(KernelAlgorithm[FusedConvolution, GpuDevice]):
+    """fprop without strides, with sums by channel of its results and of their squares, of each image or of all."""
+
+    name = "implicit_gemm_wgmma_in_boxes"
+    problem = FusedConvolution
+    takes_no_epilogue = (
+        "sums by channel are those of the convolution itself: with an epilogue they are not computed"
+    )
+
+    def __init__(self, separate: Algorithm, boxes: tuple[correlation_plan.Box, ...] = ()) -> None:
+        """`separate`: what takes operands at any address."""
+        self._separate, self._boxes = separate, boxes
+
+    def refusal(self, problem: FusedConvolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        own = problem.convolution
+        if not problem.has_sums or problem.has_prologue:
+            return "sums by channel are fused with the convolution here, and no prologue"
+        for name, tensor in (("sums", problem.sums), ("squares", problem.squares)):
+            if tensor is not None and tensor.strides != packed_strides(tensor.shape):
+                return f"{name} have strides {tensor.strides}: numbers of channels must lie side by side"
+        if reason := WarpgroupGemmInBoxes(self._boxes).refusal(own, device, None):
+            return reason
+        if self._separate.refuse(problem, device, epilogue):
+            return "operands at any address are for separate kernels, which do not take this problem"
+        found = correlation_plan.plan_of(own, device, self._boxes, _sums_of(problem))
+        return found if isinstance(found, str) else None
+
+    def error_of(self, problem: FusedConvolution) -> float:
+        return tensor_core_bound(problem.convolution)
+
+    def plan(self, problem: FusedConvolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        plan = correlation_plan.plan_of(problem.convolution, device, self._boxes, _sums_of(problem))
+        assert isinstance(plan, correlation_plan.Plan), plan
+        # another kernel takes operands that the copy engine does not, in the same workspace
+        room = max(plan.workspace, self._separate.workspace(problem, device, epilogue))
+
+        def build() -> Kernel:
+            launches = [correlation_launch(plan), sums_launch(plan, problem)]
+            kernel = device.kernel(correlation_source(plan), launches, 5, tables=plan.tables)
+            return ByAddress(
+                kernel, lambda: self._separate.build(problem, device, epilogue), (16, 16, 16, 1, 1)
+            )
+
+        return PlannedKernel(room, plan.seconds, build)
+
+
+def _sums_of(problem: FusedConvolution) -> correlation_plan.SumsOf:
+    return "image" if problem.is_by_image else "all"
+
+
 def wgrad_source(plan: wgrad_plan.Plan, problem: Convolution) -> Source:
     """The text of the kernels."""
     result = problem.w.dtype
@@ -136,10 +190,21 @@ def wgrad_launches(plan: wgrad_plan.Plan) -> list[Launch]:
     ]
 
 
+def correlation_launch(plan: correlation_plan.Plan) -> Launch:
+    return Launch("correlate_boxes", plan.thread_blocks, plan.threads, plan.shared)
+
+
+def sums_launch(plan: correlation_plan.Plan, problem: FusedConvolution) -> Launch:
+    """What adds up the sums of thread blocks."""
+    own = problem.convolution
+    return Launch("add_sums", -(-own.k // CHANNELS) * (own.n if problem.is_by_image else 1), 1024)
+
+
 def correlation_source(plan: correlation_plan.Plan) -> Source:
     """The text of the kernel of results."""
     layer, box, dtype = plan.layer, plan.box, plan.layer.data.dtype
     defines: tuple[tuple[str, object], ...] = (
+        ("HAS_SUMS", int(plan.has_sums)),
         *zip(("TAPS_T", "TAPS_R", "TAPS_S"), layer.taps, strict=True),
         *zip(("DILATION_D", "DILATION_H", "DILATION_W"), layer.dilation, strict=True),
         ("PATCH_H", box.patch_h),
@@ -153,4 +218,5 @@ def correlation_source(plan: correlation_plan.Plan) -> Source:
         ("LOW", f"{dtype}_low"),
         ("HIGH", f"{dtype}_high"),
     )
-    return Source("boxes", read_text("cuda/convolution/boxes", "correlation.cu"), defines, "hopper")
+    files = ("correlation.cuh", *(("sums.cuh",) if plan.has_sums else ()), "correlation.cu")
+    return Source("boxes", read_text("cuda/convolution/boxes", *files), defines, "hopper")

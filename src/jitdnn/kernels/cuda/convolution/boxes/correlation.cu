@@ -10,30 +10,12 @@
 // taps along d at once: GROUP columns, of TAPS_T results along d. The first COLUMNS of them have had all of their taps then, and
 // leave; the others move to where the first ones were. So no tap along d brings a patch to the tensor cores again, which products
 // of few columns would wait for.
-
-#define METHOD __device__ __forceinline__
-constexpr int ROW = 64;  // bytes of a row of shared memory: 32 channels of a pixel
-constexpr int PATCH_W = 64 / PATCH_H, BOX_W = PATCH_W * CONSUMERS * PATCHES;
-constexpr int HALO_H = PATCH_H + (TAPS_R - 1) * DILATION_H, HALO_W = BOX_W + (TAPS_S - 1) * DILATION_W;
-constexpr int GROUP_ROWS = PATCH_H > 1 ? HALO_W : 8;  // from eight pixels of a patch to the next
-static_assert(PATCH_H == 8 || PATCH_H == 1, "groups of eight pixels along w lie at equal distances");
-constexpr int GROUP = TAPS_T * COLUMNS, SLOT_BYTES = GROUP * ROW;  // of the filter's slot of a tap (r, s)
-constexpr int COPIED_BYTES = HALO_H * HALO_W * ROW, STAGE_BYTES = (COPIED_BYTES + 1023) / 1024 * 1024;
-constexpr int BLOCK_THREADS = 128 * (CONSUMERS + 1);
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232, PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
-
-// What the host says of the problem, in the order of the `numbers` of correlation_plan.py.
-struct Tables {
-    TensorMap maps[2];      // of the data and of the filter
-    i64 positions, blocks;  // along d, of results DILATION_D apart; of 32 channels of the data
-    i64 works, boxes_h, boxes_w, base_d, base_h, base_w;  // positions of all columns; where the first window begins
-    i64 results_d, results_h, results_w, columns, tiles;  // channels of the result, and of how many COLUMNS they are
-    i64 first_tap[3], tap_step[3];         // of the filter, along each axis
-    i64 image, space_d, space_h, space_w;  // of the result, in elements
-};
+//
+// With HAS_SUMS results and their squares are summed as they leave, for each channel of an image: in registers as long as a thread
+// block stays in the image, then by its threads in a fixed order, and for all thread blocks by `add_sums` (sums.cuh).
 
 struct Ring {
-    u32 filter, shared, barriers;
+    u32 filter, shared, barriers;  // behind these come sums of warps
 
     METHOD Ring(u32 shared_memory, int blocks)
         : filter(shared_memory), shared(shared_memory + TAPS_R * TAPS_S * blocks * SLOT_BYTES),
@@ -60,10 +42,11 @@ struct Run {
 
 // What a thread block has: a share of all positions, for some columns.
 struct Share {
-    int first_column, begin, end;
+    int sharer, first_column, begin, end;
 
     METHOD Share(const Tables &tables) {
-        const int tiles = (int)tables.tiles, sharer = blockIdx.x / tiles, sharers = gridDim.x / tiles;
+        const int tiles = (int)tables.tiles, sharers = gridDim.x / tiles;
+        sharer = blockIdx.x / tiles;
         first_column = (blockIdx.x - sharer * tiles) * COLUMNS;
         begin = (int)(tables.works * sharer / sharers), end = (int)(tables.works * (sharer + 1) / sharers);
     }
@@ -164,6 +147,9 @@ FUNCTION void exchange(u32 (&words)[4]) {
 
 // Stores the first COLUMNS sums, of a position along d.
 FUNCTION void store_results(const Sums &sums, const Tables &tables, const Run &run, int first_column, int d, int consumer,
+#if HAS_SUMS
+                            Totals &totals,
+#endif
                             u16 *result, f32 alpha, f32 beta) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     if (d >= (int)tables.results_d) return;
@@ -176,6 +162,15 @@ FUNCTION void store_results(const Sums &sums, const Tables &tables, const Run &r
             const bool is_there = h < (int)tables.results_h && w < (int)tables.results_w;
             u16 *to = result + run.image * tables.image + d * tables.space_d + h * tables.space_h + w * tables.space_w +
                       first_column + lane % 4 * 8;
+#if HAS_SUMS
+            if (is_there)
+#pragma unroll
+                for (int i = 0; i < COLUMNS / 4; ++i) {
+                    const f32 value = sums[patch][i / 2 * 4 + 2 * below + i % 2];
+                    totals[0][i] += value;
+                    totals[1][i] += value * value;
+                }
+#endif
 #pragma unroll
             for (int n = 0; n < COLUMNS; n += 32) {
                 const f32 *own = sums[patch] + n / 2 + 2 * below;
@@ -204,9 +199,15 @@ FUNCTION void store_results(const Sums &sums, const Tables &tables, const Run &r
         }
 }
 
+#if HAS_SUMS
+#define TOTALS f32 *all_sums, f32 *all_squares,
+#else
+#define TOTALS
+#endif
+
 KERNEL2(BLOCK_THREADS, 1)
-void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second, u16 *result, u8 *workspace, SCALE alpha,
-                     SCALE beta) {
+void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second, u16 *result, TOTALS u8 *workspace,
+                     SCALE alpha, SCALE beta) {
     extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[];
     const Ring ring(smem_address(shared_memory), (int)tables.blocks);
     if (threadIdx.x == 0) {
@@ -232,12 +233,23 @@ void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second
     int stage = 0;
     u32 parity = 0;
     Sums sums;
+#if HAS_SUMS
+    Totals totals = {};
+    const Parts parts(ring.filter_is_there() + 16, tables, workspace, share.sharer, share.first_column, warpgroup);
+    int image = -1;
+#endif
     wgmma_fence_operand(sums);
     mbarrier_wait(ring.filter_is_there(), 0);
 #pragma unroll 1
     for (int work = share.begin; work < share.end;) {
         const Run run(tables, work, share.end);
         work += run.count;
+#if HAS_SUMS
+        if (run.image != image) {
+            if (image >= 0) parts.leave(totals, image, warpgroup);
+            image = run.image;
+        }
+#endif
 #pragma unroll 1
         for (int step = 0; step < run.count + TAPS_T - 1; ++step) {
 #pragma unroll 1
@@ -250,7 +262,11 @@ void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second
             }
             if (step >= TAPS_T - 1)
                 store_results(sums, tables, run, share.first_column, run.d + (step - (TAPS_T - 1)) * DILATION_D, warpgroup,
+#if HAS_SUMS
+                              totals, result, 1, 0);  // neither touches what is summed
+#else
                               result, (f32)alpha, (f32)beta);
+#endif
 #pragma unroll
             for (int patch = 0; patch < PATCHES; ++patch)
 #pragma unroll
@@ -261,4 +277,7 @@ void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second
             wgmma_fence_operand(sums);
         }
     }
+#if HAS_SUMS
+    if (image >= 0) parts.leave(totals, image, warpgroup);
+#endif
 }

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.devices.tensor_map import ALIGNMENT, Tables
@@ -48,7 +49,12 @@ _FEW_STAGES = {3: 1.1, 4: 1.06, 5: 1.04}  # factors
 _LONG_PATCHES = 1.1  # factor on patches of 1 x 64
 _START_CYCLES = 5000.0
 _LAUNCH = 2.0e-6
+_PART = 0.05e-6  # of sums by channel, for each that a thread adds up
 _MEMORY_SHARE = 0.86  # of the bandwidth of copies
+
+
+SumsOf = Literal["image", "all"]
+"""Whose results are summed by channel: each image's, or those of all."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,11 @@ class Box:
     @property
     def results(self) -> int:
         return self.patch_h * self.w
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of sums by channel of all warps."""
+        return self.consumers * 4 * 2 * self.columns * 4
 
 
 @dataclass(frozen=True)
@@ -171,17 +182,18 @@ class Layer:
     def shared(self, box: Box) -> int:
         return self.filter_bytes(box) + box.stages * (self.stage_bytes(box) + BARRIER_BYTES) + BARRIER_BYTES
 
-    def boxes(self, shared_bytes: int) -> Iterator[Box]:
-        """Those worth estimating."""
+    def boxes(self, shared_bytes: int, has_sums: bool = False) -> Iterator[Box]:
+        """Those worth estimating; `has_sums`: by channel, of the results."""
         widest = -(-self.outer // CHANNELS) * CHANNELS
         for columns in range(CHANNELS, min(widest, _MOST_GROUP // self.taps[0]) + 1, CHANNELS):
             if widest % columns:
                 continue
             for consumers, patches in itertools.product((2, 3), (1, 2, 3, 4)):
                 box = Box(consumers, patches, 1, self.patch_h, columns)
-                if patches * self.group(box) // 2 > _MOST_SUMS[consumers] or max(self.halo(box)) > MOST_BOX:
+                registers = patches * self.group(box) // 2 + columns // 2 * has_sums
+                if registers > _MOST_SUMS[consumers] or max(self.halo(box)) > MOST_BOX:
                     continue
-                room = shared_bytes - self.filter_bytes(box) - BARRIER_BYTES
+                room = shared_bytes - self.filter_bytes(box) - BARRIER_BYTES - box.sum_bytes * has_sums
                 stages = min(_MAX_STAGES, room // (self.stage_bytes(box) + BARRIER_BYTES))
                 if stages >= _LEAST_STAGES:
                     yield replace(box, stages=stages)
@@ -218,6 +230,11 @@ class Plan:
     thread_blocks: int
     seconds: float
     tables: Tables
+    workspace: int = 0
+
+    @property
+    def has_sums(self) -> bool:
+        return self.workspace > 0
 
     @property
     def threads(self) -> int:
@@ -225,12 +242,14 @@ class Plan:
 
     @property
     def shared(self) -> int:
-        return self.layer.shared(self.box)
+        return self.layer.shared(self.box) + self.box.sum_bytes * self.has_sums
 
 
 @lru_cache(512)
-def plan_of(problem: Convolution, device: GpuDevice, boxes: tuple[Box, ...] = ()) -> Plan | str:
-    """The fastest plan by the model, of these boxes if there are any, or why there is none."""
+def plan_of(
+    problem: Convolution, device: GpuDevice, boxes: tuple[Box, ...] = (), sums: SumsOf | None = None
+) -> Plan | str:
+    """The fastest plan by the model, of these boxes if there are any, or why there is none. `sums`: by channel."""
     layer, facts = Layer.of(problem), device.facts
     result = problem.output
     if max(problem.stride) > 1:
@@ -250,7 +269,7 @@ def plan_of(problem: Convolution, device: GpuDevice, boxes: tuple[Box, ...] = ()
     of_layers = [
         (one, box)
         for one in layers
-        for box in boxes or one.boxes(facts.shared_bytes)
+        for box in boxes or one.boxes(facts.shared_bytes, sums is not None)
         if box.patch_h == one.patch_h
     ]
     for layer, box in of_layers:  # the same in another order of axes
@@ -277,5 +296,11 @@ def plan_of(problem: Convolution, device: GpuDevice, boxes: tuple[Box, ...] = ()
         layer.tiles(box), *layer.first_tap, *layer.tap_step, own.image, *space,
     )  # fmt: skip
     tiles = layer.tiles(box)
-    thread_blocks = tiles * min(works, max(1, device.multiprocessors // tiles))
-    return Plan(layer, box, thread_blocks, AMONG_OTHERS * seconds, Tables(maps, numbers))
+    sharers = min(works, max(1, device.multiprocessors // tiles))
+    workspace = 0
+    if sums is not None:
+        numbers += (problem.n, int(sums == "image"), sharers)
+        parts = (sharers + problem.n) * box.consumers
+        workspace = parts * 2 * box.columns * tiles * 4
+        seconds += _LAUNCH + parts / 32 * _PART
+    return Plan(layer, box, tiles * sharers, AMONG_OTHERS * seconds, Tables(maps, numbers), workspace)
