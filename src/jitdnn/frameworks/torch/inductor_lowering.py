@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from jitdnn.frameworks.torch import channel_sums, channel_values, settled, settled_pointwise
+from jitdnn.frameworks.torch import channel_sums, channel_values, convolution_sums, settled, settled_pointwise
 from jitdnn.frameworks.torch.convolution_pointwise import convolution_pointwise
 from jitdnn.frameworks.torch.fresh import fresh
 from jitdnn.frameworks.torch.inductor_forms import has_static_form
@@ -63,13 +63,14 @@ def register() -> None:
     extern_kernels.jitdnn_convolution_pointwise = settled_pointwise.launch
     extern_kernels.jitdnn_channel_sums = channel_sums.launch
     extern_kernels.jitdnn_channel_values = channel_values.launch
-    plain, fused, sums, values = (
+    plain, fused, sums, values, both = (
         fallback_handler(one.default, add_to_fallback_set=False)
         for one in (
             settled_convolution,
             convolution_pointwise,
             channel_sums.channel_sums,
             channel_values.channel_values,
+            convolution_sums.convolution_sums,
         )
     )
 
@@ -110,6 +111,11 @@ def register() -> None:
         if not _generates_python():
             return values(laid, text)
         return _called("jitdnn_channel_values", laid, text, channel_values.form_of_result(text))
+
+    @register_lowering(convolution_sums.convolution_sums.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower_both(x: Any, w: Any, text: str) -> Any:
+        own, _ = convolution_sums.parsed(text)
+        return both(*_laid([x, w], [form[1] for form in settled.forms_of_operands(own)]), text)
 
     _is_known = True
     _register_groups()
