@@ -16,6 +16,7 @@ from jitdnn.kernels.cuda.convolution.boxes.algorithm import (
     WarpgroupGemmInBoxes,
     WarpgroupWgradInBoxes,
 )
+from jitdnn.kernels.cuda.convolution.boxes.sums import moments
 from jitdnn.kernels.cuda.convolution.boxes.wgrad_plan import Box
 from jitdnn.kernels.cuda.table import ALGORITHMS
 from jitdnn.planner.choose import get
@@ -127,7 +128,11 @@ def test_sums(words: str, sums: str, cuda_device: Any) -> None:
     assert isinstance(problem, FusedConvolution)
     layer = results.Layer.of(problem.convolution)
     for own in filter(None, (layer, layer.turned)):
-        boxes = [one for one in own.boxes(cuda_device.shared_bytes, True) if one.consumers == 2]
+        boxes = [
+            one
+            for one in own.boxes(cuda_device.shared_bytes, moments(sums == "image_sums"))
+            if one.consumers == 2
+        ]
         algorithm = WarpgroupFusedInBoxes(SEPARATE, (boxes[-1],))
         assert algorithm.refuse(problem, cuda_device) is None
         run_algorithm(algorithm, make_case(problem), cuda_device)

@@ -11,7 +11,7 @@
 // leave; the others move to where the first ones were. So no tap along d brings a patch to the tensor cores again, which products
 // of few columns would wait for.
 //
-// With HAS_SUMS results and their squares are summed as they leave, for each channel of an image: in registers as long as a thread
+// With HAS_SUMS formulas of the results are summed as they leave, for each channel of an image: in registers as long as a thread
 // block stays in the image, then by its threads in a fixed order, and for all thread blocks by `add_sums` (sums.cuh).
 
 struct Ring {
@@ -148,7 +148,7 @@ FUNCTION void exchange(u32 (&words)[4]) {
 // Stores the first COLUMNS sums, of a position along d.
 FUNCTION void store_results(const Sums &sums, const Tables &tables, const Run &run, int first_column, int d, int consumer,
 #if HAS_SUMS
-                            Totals &totals,
+                            Totals &totals, const Numbers &numbers, const Beside &beside,
 #endif
                             u16 *result, f32 alpha, f32 beta) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -162,15 +162,6 @@ FUNCTION void store_results(const Sums &sums, const Tables &tables, const Run &r
             const bool is_there = h < (int)tables.results_h && w < (int)tables.results_w;
             u16 *to = result + run.image * tables.image + d * tables.space_d + h * tables.space_h + w * tables.space_w +
                       first_column + lane % 4 * 8;
-#if HAS_SUMS
-            if (is_there)
-#pragma unroll
-                for (int i = 0; i < COLUMNS / 4; ++i) {
-                    const f32 value = sums[patch][i / 2 * 4 + 2 * below + i % 2];
-                    totals[0][i] += value;
-                    totals[1][i] += value * value;
-                }
-#endif
 #pragma unroll
             for (int n = 0; n < COLUMNS; n += 32) {
                 const f32 *own = sums[patch] + n / 2 + 2 * below;
@@ -195,18 +186,46 @@ FUNCTION void store_results(const Sums &sums, const Tables &tables, const Run &r
                                         __uint_as_float(high[i]) + beta * HIGH(before[i]));
                 }
                 if (has_columns) store16(to + n, make_uint4(words[0], words[1], words[2], words[3]));
+#if HAS_SUMS
+                if (has_columns) {
+                    const uint4 four = beside[patch][below][n / 32];
+                    const u32 others[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        add_formulas(totals, numbers, n / 4 + 2 * i, LOW(words[i]), LOW(others[i]));
+                        add_formulas(totals, numbers, n / 4 + 2 * i + 1, HIGH(words[i]), HIGH(others[i]));
+                    }
+                }
+#endif
             }
         }
 }
 
 #if HAS_SUMS
-#define TOTALS f32 *all_sums, f32 *all_squares,
-#else
-#define TOTALS
+// What lies beside the results of a position along d.
+FUNCTION void load_beside(Beside &found, const Tables &tables, const Run &run, int first_column, int d, int consumer,
+                          const u16 *beside) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int patch = 0; patch < PATCHES; ++patch)
+#pragma unroll
+        for (int below = 0; below < 2; ++below) {
+            const int group = 2 * warp + below, h = run.h + (PATCH_H > 1 ? group : 0);
+            const int w = run.w + (consumer * PATCHES + patch) * PATCH_W + (PATCH_H > 1 ? 0 : 8 * group) + lane / 4;
+            const bool is_there = HAS_BESIDE && d < (int)tables.results_d && h < (int)tables.results_h && w < (int)tables.results_w;
+            const i64 from = run.image * tables.beside[0] + d * tables.beside[1] + h * tables.beside[2] + w * tables.beside[3];
+#pragma unroll
+            for (int n = 0; n < COLUMNS; n += 32) {
+                const int column = first_column + n + lane % 4 * 8;
+                found[patch][below][n / 32] =
+                    is_there && column < (int)tables.columns ? *(const uint4 *)(beside + from + column) : uint4{0, 0, 0, 0};
+            }
+        }
+}
 #endif
 
 KERNEL2(BLOCK_THREADS, 1)
-void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second, u16 *result, TOTALS u8 *workspace,
+void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second, u16 *result, SUM_PARAMETERS u8 *workspace,
                      SCALE alpha, SCALE beta) {
     extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[];
     const Ring ring(smem_address(shared_memory), (int)tables.blocks);
@@ -235,6 +254,8 @@ void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second
     Sums sums;
 #if HAS_SUMS
     Totals totals = {};
+    Numbers numbers = {};
+    Beside others = {};
     const Parts parts(ring.filter_is_there() + 16, tables, workspace, share.sharer, share.first_column, warpgroup);
     int image = -1;
 #endif
@@ -248,10 +269,15 @@ void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second
         if (run.image != image) {
             if (image >= 0) parts.leave(totals, image, warpgroup);
             image = run.image;
+            load_numbers(numbers, tables, image, share.first_column, NUMBER_ARGUMENTS);
         }
 #endif
 #pragma unroll 1
         for (int step = 0; step < run.count + TAPS_T - 1; ++step) {
+            const int d = run.d + (step - (TAPS_T - 1)) * DILATION_D;
+#if HAS_SUMS  // asked for before the products, behind which it is wanted
+            if (HAS_BESIDE && step >= TAPS_T - 1) load_beside(others, tables, run, share.first_column, d, warpgroup, BESIDE);
+#endif
 #pragma unroll 1
             for (int block = 0; block < blocks; ++block) {
                 mbarrier_wait(ring.full(stage), parity);
@@ -261,11 +287,10 @@ void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
             if (step >= TAPS_T - 1)
-                store_results(sums, tables, run, share.first_column, run.d + (step - (TAPS_T - 1)) * DILATION_D, warpgroup,
-#if HAS_SUMS
-                              totals, result, 1, 0);  // neither touches what is summed
+#if HAS_SUMS  // neither alpha nor beta touches what is summed
+                store_results(sums, tables, run, share.first_column, d, warpgroup, totals, numbers, others, result, 1, 0);
 #else
-                              result, (f32)alpha, (f32)beta);
+                store_results(sums, tables, run, share.first_column, d, warpgroup, result, (f32)alpha, (f32)beta);
 #endif
 #pragma unroll
             for (int patch = 0; patch < PATCHES; ++patch)

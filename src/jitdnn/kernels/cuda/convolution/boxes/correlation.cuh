@@ -21,5 +21,7 @@ struct Tables {
     i64 image, space_d, space_h, space_w;  // of the result, in elements
 #if HAS_SUMS
     i64 images, is_by_image, sharers;      // whether there are sums of each; thread blocks with the same columns
+    i64 beside[4];                         // of the tensor beside the result, as of the result
+    i64 number_steps[NUMBERS + 1][2];      // of the numbers of channels, from image to image and from channel to channel
 #endif
 };
