@@ -113,9 +113,11 @@ def register() -> None:
         return _called("jitdnn_channel_values", laid, text, channel_values.form_of_result(text))
 
     @register_lowering(convolution_sums.convolution_sums.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
-    def lower_both(x: Any, w: Any, text: str) -> Any:
-        own, _ = convolution_sums.parsed(text)
-        return both(*_laid([x, w], [form[1] for form in settled.forms_of_operands(own)]), text)
+    def lower_both(a: Any, w: Any, operands: Sequence[Any], text: str) -> Any:
+        summed = convolution_sums.Summed.of(text)
+        own = [form[1] for form in settled.forms_of_operands(summed.own)]
+        others = [one[1] for place, one in enumerate(summed.sums.forms) if place != summed.place]
+        return both(*_laid([a, w], own), _laid(operands, others), text)
 
     _is_known = True
     _register_groups()

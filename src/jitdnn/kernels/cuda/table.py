@@ -8,6 +8,7 @@ from jitdnn.kernels.cuda.convolution.boxes.algorithm import (
     WarpgroupFusedInBoxes,
     WarpgroupGemmInBoxes,
     WarpgroupWgradInBoxes,
+    summed_convolution,
 )
 from jitdnn.kernels.cuda.convolution.channels_last import ChannelsLast, FewChannelsLast
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
@@ -99,7 +100,16 @@ from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.rnn import DIRECTIONS, Recurrent
 
-__all__ = ["ALGORITHMS", "ELEMENTWISE", "IMAGE_TRANSFORM", "MULTI_TENSOR", "REDUCTION", "ROWS", "SCAN"]
+__all__ = [
+    "ALGORITHMS",
+    "ELEMENTWISE",
+    "IMAGE_TRANSFORM",
+    "MULTI_TENSOR",
+    "REDUCTION",
+    "ROWS",
+    "SCAN",
+    "SUMMED_CONVOLUTION",
+]
 
 _ELEMENTWISE = ElementwiseLoops()
 _CORRELATION: tuple[Algorithm, ...] = (
@@ -189,6 +199,8 @@ def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, 
 _FORWARD, _FILTER = _with_patch("fwd", _CORRELATION), _with_patch("bwd_filter", _WGRAD)
 _SEPARATE = separate_kernels({"fwd": _FORWARD, "bwd_filter": _FILTER}, is_tensor=True)
 _FUSED = (WarpgroupFused(_SEPARATE[0]), WarpgroupFusedInBoxes(_SEPARATE[0]), *_SEPARATE)
+
+SUMMED_CONVOLUTION = summed_convolution
 
 _MATMUL: tuple[Algorithm, ...] = (
     WarpgroupMatmul(),
