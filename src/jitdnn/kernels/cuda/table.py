@@ -31,6 +31,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
 from jitdnn.kernels.cuda.convolution.merged_groups import MergedGroups, MergedGroupsTf32
 from jitdnn.kernels.cuda.convolution.patch import Patch, PatchF32, PatchTf32
 from jitdnn.kernels.cuda.convolution.patch_copied import PatchCopied
+from jitdnn.kernels.cuda.convolution.patches.algorithm import WarpgroupPatches
 from jitdnn.kernels.cuda.convolution.planar.algorithm import Planar
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
@@ -220,7 +221,7 @@ _FLASH: tuple[Algorithm, ...] = (Flash(), FlashInThree())
 ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     **PLAIN,
     (Convolution, "fwd"): _FORWARD,
-    (Convolution, "bwd_data"): _with_patch("bwd_data", _CORRELATION),
+    (Convolution, "bwd_data"): (WarpgroupPatches(), *_with_patch("bwd_data", _CORRELATION)),
     (Convolution, "bwd_filter"): _FILTER,
     (Attention, "fwd"): (*_FLASH, *PLAIN[Attention, "fwd"]),
     (Attention, "bwd"): (*_FLASH, *PLAIN[Attention, "bwd"]),

@@ -251,7 +251,7 @@ def correlation_source(plan: correlation_plan.Plan) -> Source:
         ("HIGH", f"{dtype}_high"),
     )
     summing, folder = plan.summing, "cuda/convolution/boxes"
-    texts = [read_text(folder, "correlation.cuh")]
+    texts = [read_text(folder, "correlation.cuh", "results.cuh")]
     if summing is not None:
         defines += summing.defines
         texts += [read_text(folder, "sums.cuh"), summing.text]

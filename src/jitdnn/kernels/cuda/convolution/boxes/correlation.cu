@@ -128,23 +128,6 @@ FUNCTION void multiply_stage(u32 data, u32 filter, Sums &sums, bool is_added) {
     wgmma_fence_operand(sums);
 }
 
-// Four lanes with the same rows exchange words: lane i has those of columns 8 * i of 32 then, from the first lane on.
-FUNCTION void exchange(u32 (&words)[4]) {
-#pragma unroll
-    for (int apart = 1; apart < 4; apart *= 2) {
-        const bool is_second = threadIdx.x & apart;
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            if (n & apart) continue;
-            const u32 other = shuffle_xor(is_second ? words[n] : words[n | apart], apart);
-            if (is_second)
-                words[n] = other;
-            else
-                words[n | apart] = other;
-        }
-    }
-}
-
 // Stores the first COLUMNS sums, of a position along d.
 FUNCTION void store_results(const Sums &sums, const Tables &tables, const Run &run, int first_column, int d, int consumer,
 #if HAS_SUMS
@@ -164,27 +147,9 @@ FUNCTION void store_results(const Sums &sums, const Tables &tables, const Run &r
                       first_column + lane % 4 * 8;
 #pragma unroll
             for (int n = 0; n < COLUMNS; n += 32) {
-                const f32 *own = sums[patch] + n / 2 + 2 * below;
                 const bool has_columns = is_there && first_column + n + lane % 4 * 8 < (int)tables.columns;
                 u32 words[4];
-                if (beta == 0) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) words[i] = PACK(alpha * own[4 * i], alpha * own[4 * i + 1]);
-                    exchange(words);
-                } else {  // sums are rounded once: those of four lanes are exchanged as they are
-                    u32 low[4], high[4];
-#pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        low[i] = __float_as_uint(alpha * own[4 * i]), high[i] = __float_as_uint(alpha * own[4 * i + 1]);
-                    exchange(low);
-                    exchange(high);
-                    const uint4 four = has_columns ? *(const uint4 *)(to + n) : uint4{0, 0, 0, 0};
-                    const u32 before[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        words[i] = PACK(__uint_as_float(low[i]) + beta * LOW(before[i]),
-                                        __uint_as_float(high[i]) + beta * HIGH(before[i]));
-                }
+                rounded(words, sums[patch] + n / 2 + 2 * below, to + n, has_columns, alpha, beta);
                 if (has_columns) store16(to + n, make_uint4(words[0], words[1], words[2], words[3]));
 #if HAS_SUMS
                 if (has_columns) {
