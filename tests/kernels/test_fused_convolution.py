@@ -27,6 +27,9 @@ SHAPES = [
     "bwd_filter n2 c8 h5 w5 k6 r3 s3 pad1 bf16 nhwc prologue=swish coef2.0 scale=s2",
     "bwd_filter n3 c5 w9 k7 s2 pad1 prologue=tanh",
     "fwd n0 c5 w9 k7 s2 pad1 prologue=tanh sums",
+    "fwd n3 c4 h5 w6 k5 r3 s3 pad1 nhwc image_sums",
+    "fwd n2 c3 d3 h4 w5 k6 t2 r3 s3 pad1 f16 prologue=relu image_sums squares=s-6,1",
+    "fwd n0 c5 w9 k7 s2 pad1 image_sums",
     "bwd_filter n0 c5 w9 k7 s2 pad1 prologue=tanh",
 ]
 

@@ -28,7 +28,7 @@ except ImportError:  # said when it is asked for
     CustomGraphPass = object
 
 HOOK = "post_grad_custom_pre_pass"
-_VERSION = 13  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
+_VERSION = 14  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
 
 
 class InductorPass(CustomGraphPass):
@@ -66,6 +66,7 @@ class InductorPass(CustomGraphPass):
 
         from jitdnn.frameworks.torch import inductor_lowering
         from jitdnn.frameworks.torch.inductor_concatenation import concatenate_in_place
+        from jitdnn.frameworks.torch.inductor_convolution_sums import sum_results
         from jitdnn.frameworks.torch.inductor_graph import Rewriter
         from jitdnn.frameworks.torch.inductor_groups import put_together
         from jitdnn.frameworks.torch.inductor_matmul import take_products
@@ -84,6 +85,7 @@ class InductorPass(CustomGraphPass):
         kinds = [*rewriter.kinds, *take_products(graph, self._text)]
         sum_channels(graph, self._text, is_captured)
         compute_values(graph, self._text, is_captured)
+        sum_results(graph, self._text)
         if inductor_lowering.can_concatenate:
             concatenate_in_place(graph)
         if inductor_lowering.can_group:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from jitdnn.frameworks.torch import channel_sums, channel_values, settled, settled_pointwise
+from jitdnn.frameworks.torch import channel_sums, channel_values, convolution_sums, settled, settled_pointwise
 from jitdnn.frameworks.torch.convolution_pointwise import convolution_pointwise
 from jitdnn.frameworks.torch.fresh import fresh
 from jitdnn.frameworks.torch.inductor_concatenation import cat_in_place, stored
@@ -66,13 +66,14 @@ def register() -> None:
     extern_kernels.jitdnn_convolution_pointwise = settled_pointwise.launch
     extern_kernels.jitdnn_channel_sums = channel_sums.launch
     extern_kernels.jitdnn_channel_values = channel_values.launch
-    plain, fused, sums, values = (
+    plain, fused, sums, values, both = (
         fallback_handler(one.default, add_to_fallback_set=False)
         for one in (
             settled_convolution,
             convolution_pointwise,
             channel_sums.channel_sums,
             channel_values.channel_values,
+            convolution_sums.convolution_sums,
         )
     )
 
@@ -113,6 +114,13 @@ def register() -> None:
         if not _generates_python():
             return values(laid, text)
         return _called("jitdnn_channel_values", laid, text, channel_values.form_of_result(text))
+
+    @register_lowering(convolution_sums.convolution_sums.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower_both(a: Any, w: Any, operands: Sequence[Any], text: str) -> Any:
+        summed = convolution_sums.Summed.of(text)
+        own = [form[1] for form in settled.forms_of_operands(summed.own)]
+        others = [one[1] for place, one in enumerate(summed.sums.forms) if place != summed.place]
+        return both(*_laid([a, w], own), _laid(operands, others), text)
 
     _is_known = True
     _register_groups()

@@ -69,7 +69,8 @@ def text_of(
     return repr((direction, *forms, has_bias, numbers, options))
 
 
-def _parsed(text: str) -> tuple[str, list[Form], bool, Geometry, str]:
+def parsed(text: str) -> tuple[str, list[Form], bool, Geometry, str]:
+    """Direction, forms of x, w and y, whether there is a bias, geometry, options. Raises InvalidArgument."""
     try:
         direction, *forms, has_bias, numbers, options = literal_eval(text)
         found = [(shape, strides, getattr(torch, name)) for shape, strides, name in forms]
@@ -93,7 +94,7 @@ def _like(form: Form) -> Tensor:
 
 def _result(text: str) -> tuple[str, list[Form], bool, Geometry, str, Tensor]:
     """The parsed text, and a result without data, where the direction's own operator would have it in memory."""
-    direction, forms, has_bias, geometry, options = _parsed(text)
+    direction, forms, has_bias, geometry, options = parsed(text)
     x, w, y = map(_like, forms)
     if direction == "forward":
         made = y
@@ -250,7 +251,7 @@ def form_of_result(text: str) -> Form:
 
 def forms_of_operands(text: str) -> tuple[Form, Form]:
     """The forms of its two operands."""
-    direction, forms, *_ = _parsed(text)
+    direction, forms, *_ = parsed(text)
     first, second, _ = _roles(direction)
     return forms[first], forms[second]
 
