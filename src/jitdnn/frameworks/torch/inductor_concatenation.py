@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from jitdnn.frameworks.torch import inductor_patches
 from jitdnn.frameworks.torch.inductor_forms import has_static_form, is_on_gpu
 from jitdnn.frameworks.torch.inductor_formulas import SAME
 from jitdnn.frameworks.torch.inductor_groups import CALLS
@@ -66,7 +67,7 @@ def concatenate_in_place(graph: Graph) -> int:
     count = 0
     for node in found:
         parts = node.args[0]
-        if any(_is_written_apart(one, node) for one in parts):
+        if any(_is_written_apart(one, node) or _is_ours_alone(one) for one in parts):
             _become(graph, node)
             count += 1
     return count
@@ -127,9 +128,17 @@ def _is_written_apart(one: Node, whole: Node) -> bool:
     return True
 
 
+def _is_ours_alone(one: Node) -> bool:
+    """Whether a part is a result of ours that may lie anywhere, and that nothing else reads."""
+    return len(one.users) == 1 and inductor_patches.is_whole(one)
+
+
 def _become(graph: Graph, node: Node) -> None:
     parts = list(node.args[0])
     strides = channels_last_strides(node.meta["val"].shape)
+    for part in parts:
+        if _is_ours_alone(part) and parts.count(part) == 1:
+            inductor_patches.lay(part, strides)
     with graph.inserting_before(node):
         made = graph.call_function(cat_in_place.default, (parts, _CHANNELS, list(strides)))
         refresh(made)

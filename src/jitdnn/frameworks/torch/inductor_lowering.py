@@ -150,7 +150,7 @@ def _register_concatenations() -> None:
         for one in parts:
             end = begin + one.get_size()[dim]
             place = ir.SliceView.create(box, dim, begin, end, clamp=False)
-            written.append(ir.ConcatKernel.realize_into(one, place))
+            written.append(_by_call(one, place) or ir.ConcatKernel.realize_into(one, place))
             begin = end
         whole.name = graph.register_buffer(whole)
         whole.inputs = ir.ConcatKernel.unwrap_storage(written)
@@ -255,6 +255,19 @@ def _channel_call(
         return out
 
     return run
+
+
+def _by_call(one: Any, place: Any) -> Any:
+    """The buffer of a part that a call gives in the strides of its place, put there; None for other parts."""
+    from torch._inductor import ir
+
+    buffer = getattr(getattr(one, "data", None), "data", None)
+    if not isinstance(buffer, ir.ExternKernelOut) or not isinstance(buffer.layout, ir.FixedLayout):
+        return None
+    if list(buffer.layout.stride) != list(place.get_stride()) or not isinstance(place, ir.ReinterpretView):
+        return None
+    buffer.layout = ir.NonOwningLayout(place)
+    return buffer
 
 
 def _graph() -> Any:
