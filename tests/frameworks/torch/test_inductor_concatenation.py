@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 import jitdnn.torch as jt  # noqa: E402
 from inductor_graphs import as_on_gpus, close, compiled, count, trained  # noqa: E402
 from jitdnn.frameworks.torch import inductor_concatenation  # noqa: E402
-from jitdnn.frameworks.torch.inductor_concatenation import cat_in_place, stored  # noqa: E402
+from jitdnn.frameworks.torch.concatenation import cat_in_place, stored  # noqa: E402
 from jitdnn.frameworks.torch.kernels import channels_last_strides  # noqa: E402
 from torch_kernels import random  # noqa: E402
 

@@ -70,18 +70,19 @@ class InductorPass(CustomGraphPass):
         from jitdnn.frameworks.torch.inductor_graph import Rewriter
         from jitdnn.frameworks.torch.inductor_groups import put_together
         from jitdnn.frameworks.torch.inductor_matmul import take_products
-        from jitdnn.frameworks.torch.inductor_pooling import select_gradients
+        from jitdnn.frameworks.torch.inductor_pooling import save_offsets_as_read, select_gradients
         from jitdnn.frameworks.torch.inductor_small import store_together
         from jitdnn.frameworks.torch.inductor_sums import sum_channels
         from jitdnn.frameworks.torch.inductor_transposed import become_products
         from jitdnn.frameworks.torch.inductor_values import compute_values
 
         _make_known()
-        select_gradients(graph)
+        select_gradients(graph, inductor_lowering.can_concatenate)
         become_products(graph, self._text)
         is_captured = bool(config.triton.cudagraphs)
         rewriter = Rewriter(graph, self._text, is_captured)
         rewriter.run()
+        save_offsets_as_read(graph)
         kinds = [*rewriter.kinds, *take_products(graph, self._text)]
         sum_channels(graph, self._text, is_captured)
         compute_values(graph, self._text, is_captured)

@@ -10,7 +10,6 @@ is a view of the whole.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,43 +17,17 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from jitdnn.frameworks.torch import inductor_patches
+from jitdnn.frameworks.torch.concatenation import cat_in_place, stored
 from jitdnn.frameworks.torch.inductor_forms import has_static_form, is_on_gpu
 from jitdnn.frameworks.torch.inductor_formulas import SAME
 from jitdnn.frameworks.torch.inductor_groups import CALLS
 from jitdnn.frameworks.torch.inductor_rewriting import may_save_otherwise, refresh, visible_results
 from jitdnn.frameworks.torch.kernels import channels_last_strides
 from jitdnn.frameworks.torch.pointwise import VIEWS
-from jitdnn.frameworks.torch.registry import define
 
 aten = torch.ops.aten
 _CAT, _CHANNELS = aten.cat.default, 1
 _LAID = "inductor_force_stride_order"
-
-
-def _kernel(tensors: Sequence[Tensor], dim: int, strides: Sequence[int]) -> Tensor:
-    out = _fake(tensors, dim, strides)
-    begin = 0
-    for one in tensors:
-        out.narrow(dim, begin, one.shape[dim]).copy_(one)
-        begin += one.shape[dim]
-    return out
-
-
-def _fake(tensors: Sequence[Tensor], dim: int, strides: Sequence[int]) -> Tensor:
-    first = tensors[0]
-    shape = list(first.shape)
-    shape[dim] = sum(one.shape[dim] for one in tensors)
-    return torch.empty_strided(shape, strides, dtype=first.dtype, device=first.device)
-
-
-cat_in_place = define(
-    "cat_in_place(Tensor[] tensors, int dim, int[] strides) -> Tensor", _kernel, _fake, has_batching=True
-)
-
-stored = define(
-    "stored(Tensor x) -> Tensor", lambda x: x.clone(), lambda x: torch.empty_like(x), has_batching=True
-)
-"""What lies in memory when others read it, wherever that is: of what is cheap Inductor would have each compute it."""
 
 
 def concatenate_in_place(graph: Graph) -> int:

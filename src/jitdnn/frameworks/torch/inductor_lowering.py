@@ -8,15 +8,18 @@ PyTorch. Where it is not as expected, and where C++ is generated, which calls no
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import Tensor
 
 from jitdnn.frameworks.torch import channel_sums, channel_values, convolution_sums, settled, settled_pointwise
+from jitdnn.frameworks.torch.concatenation import cat_in_place, interleave, places_of, stored
 from jitdnn.frameworks.torch.convolution_pointwise import convolution_pointwise
 from jitdnn.frameworks.torch.fresh import fresh
-from jitdnn.frameworks.torch.inductor_concatenation import cat_in_place, stored
 from jitdnn.frameworks.torch.inductor_forms import has_static_form
 from jitdnn.frameworks.torch.inductor_groups import cast_each
 from jitdnn.frameworks.torch.settled import settled_convolution
@@ -134,28 +137,56 @@ def _register_concatenations() -> None:
         from torch._inductor import ir
         from torch._inductor.lowering import register_lowering
 
-        needed = (ir.ConcatKernel.realize_into, ir.SliceView.create, ir.FixedLayout, ir.StorageBox)
+        needed = (
+            ir.ConcatKernel.realize_into,
+            ir.SliceView.create,
+            ir.FixedLayout,
+            ir.ReinterpretView,
+            ir.StorageBox,
+        )
     except (ImportError, AttributeError):
         return
     assert needed
 
-    @register_lowering(cat_in_place.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
-    def lower(parts: Sequence[Any], dim: int, strides: Sequence[int]) -> Any:
+    def put(parts: Sequence[Any], places: Sequence[Callable[[Any], Any]], shape: Any, strides: Any) -> Any:
         graph, first = _graph(), parts[0]
-        shape = list(first.get_size())
-        shape[dim] = sum(one.get_size()[dim] for one in parts)
-        layout = ir.FixedLayout(first.get_device(), first.get_dtype(), shape, list(strides))
+        layout = ir.FixedLayout(first.get_device(), first.get_dtype(), list(shape), list(strides))
         whole = ir.ConcatKernel(name=None, layout=layout, inputs=[])
-        box, begin, written = ir.StorageBox(whole), 0, []
-        for one in parts:
-            end = begin + one.get_size()[dim]
-            place = ir.SliceView.create(box, dim, begin, end, clamp=False)
+        box = ir.StorageBox(whole)
+        written = []
+        for one, place_in in zip(parts, places, strict=True):
+            place = place_in(box)
             written.append(_by_call(one, place) or ir.ConcatKernel.realize_into(one, place))
-            begin = end
         whole.name = graph.register_buffer(whole)
         whole.inputs = ir.ConcatKernel.unwrap_storage(written)
         graph.register_operation(whole)
         return ir.TensorBox(box)
+
+    @register_lowering(cat_in_place.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower(parts: Sequence[Any], dim: int, strides: Sequence[int]) -> Any:
+        shape = list(parts[0].get_size())
+        ends = list(accumulate(one.get_size()[dim] for one in parts))
+        shape[dim] = ends[-1]
+        places = [
+            partial(ir.SliceView.create, dim=dim, start=begin, end=end, clamp=False)
+            for begin, end in pairwise([0, *ends])
+        ]
+        return put(parts, places, shape, strides)
+
+    @register_lowering(interleave.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower_interleaved(parts: Sequence[Any], windows: Sequence[int], strides: Sequence[int]) -> Any:
+        batch, channels, *space = parts[0].get_size()
+        shape = [batch, channels, *(size * of for size, of in zip(space, windows, strict=True))]
+        steps = [*strides[:2], *(step * of for step, of in zip(strides[2:], windows, strict=True))]
+
+        def place_in(box: Any, offset: int) -> Any:
+            own = ir.FixedLayout(
+                box.get_device(), box.get_dtype(), [batch, channels, *space], steps, offset=offset
+            )
+            return ir.ReinterpretView(data=box, layout=own)
+
+        offsets = [sum(map(operator.mul, place, strides[2:])) for place in places_of(windows)]
+        return put(parts, [partial(place_in, offset=one) for one in offsets], shape, strides)
 
     @register_lowering(stored.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
     def lower_stored(x: Any) -> Any:
