@@ -55,7 +55,7 @@ def save_offsets_as_read(graph: Graph) -> int:
         if set(parts) != {0, 1} or len(parts) != len(node.users):
             continue
         value = parts[1].meta["val"]
-        if not has_static_form(value) or not 4 <= value.dim() <= 5 or not is_on_gpu(node):
+        if not has_static_form(value) or not 4 <= value.dim() <= 5 or not is_on_gpu(parts[1]):
             continue
         last = channels_last_strides(value.shape)
         is_last = any(_LAID in str(user.target) and tuple(user.args[1]) == last for user in parts[0].users)
