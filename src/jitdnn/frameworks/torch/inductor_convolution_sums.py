@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -39,12 +39,14 @@ _SHORT = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class _Pair:
-    """A convolution or gradient, the sums that read its result, and what else these read."""
+    """A convolution or gradient, the sums that read its result, and what else these read. `part`: the first of its
+    channels, and how many, of which alone there are sums."""
 
     convolution: Node
     sums: Node
     operands: tuple[Node, ...]
     summed: Summed
+    part: tuple[int, int] | None = None
 
 
 def sum_results(graph: Graph, options: str) -> int:
@@ -88,11 +90,36 @@ def _pairs(graph: Graph) -> Iterator[_Pair]:
             continue
         operands, text = node.args
         sums = Sums.of(text)
+        plain = _plain_sum(node, operands, sums) if len(operands) == 1 else None
+        if plain is not None:
+            yield plain
+            continue
         for place, source in enumerate(operands):
             found = _pair(node, source, operands, sums, place)
             if found is not None:
                 yield found
                 break
+
+
+def _plain_sum(node: Node, operands: Sequence[Node], sums: Sums) -> _Pair | None:
+    """The sum of a result, or of some of its channels: the gradient of the bias of a layer before."""
+    (source,), part = operands, None
+    if source.target is aten.slice.Tensor and source.args[1] == 1 and len(source.args) < 5:
+        first, last = (*source.args[2:], 1 << 62)[:2] if len(source.args) > 2 else (0, 1 << 62)
+        source, count = source.args[0], source.meta["val"].shape[1]
+        part = (first, count)
+        if first < 0 or last < first:
+            return None
+    if len(sums.results) != 1 or sums.results[0][0] != SUM or not _is_plain(sums.results[0][1]):
+        return None
+    value = source.meta.get("val")
+    if source.target is not settled_convolution.default or source.args[2] is not None:
+        return None
+    form = tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch.")
+    # two formulas are summed, here the same one
+    whole = Sums((form,), sums.is_by_image, sums.results * 2, sums.options)
+    found = _pair(node, source, [source], whole, 0)
+    return found and replace(found, part=part or (0, value.shape[1]))
 
 
 def _pair(node: Node, source: Node, operands: Sequence[Node], sums: Sums, place: int) -> _Pair | None:
@@ -159,6 +186,11 @@ def _become(graph: Graph, one: _Pair) -> None:
         for user in list(one.sums.users):
             user.replace_all_uses_with((mean, variance)[user.args[2]])
             graph.erase_node(user)
+    elif one.part is not None:
+        first, count = one.part
+        with graph.inserting_before(node):
+            sums = made(aten.slice.Tensor, made(aten.slice.Tensor, sums, 0, 0, 1), 2, first, first + count)
+        one.sums.replace_all_uses_with(sums)
     else:
         one.sums.replace_all_uses_with(sums)
     graph.erase_node(one.sums)
@@ -183,15 +215,14 @@ def _is_faster(one: _Pair, options: str) -> bool:
                 real(node.meta["val"], form[1])
                 for node, form in zip(one.convolution.args[:2], forms, strict=True)
             )
-            nodes, place, own = list(one.operands), one.summed.place, str(one.summed)
-            nodes.insert(place, one.convolution)
+            (nodes, text), place, own = one.sums.args, one.summed.place, str(one.summed)
             every = [
                 real(node.meta["val"], strides)
-                for node, (_, strides, _) in zip(nodes, one.summed.sums.forms, strict=True)
+                for node, (_, strides, _) in zip(nodes, Sums.of(text).forms, strict=True)
             ]
             others = [*every[:place], *every[place + 1 :]]
             first = inductor_lowering.call(a, w, None, one.convolution.args[3])
-            second = inductor_lowering.sums_call(every, one.sums.args[1])
+            second = inductor_lowering.sums_call(every, text)
             device = a.device
             decision = choice.decide(
                 f"torch convolution and sums {own}", handle_of(options, device.type), device,
