@@ -81,6 +81,56 @@ def test_layers(norm: Any) -> None:
     assert apart(found, exact) <= 1.5 * apart(stock, exact) + 1e-6
 
 
+@pytest.mark.parametrize("is_faster", [False, True])
+def test_statistics_that_inductor_computes_as_fast(is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a pass of ours is no faster than Inductor's, a kernel for both may be, or all stays Inductor's."""
+    monkeypatch.setattr(inductor_sums, "_is_faster", lambda *_: False)
+    monkeypatch.setattr(inductor_convolution_sums, "_is_faster", lambda *_: is_faster)
+    torch.manual_seed(0)
+    layers = nn.Conv3d(8, 12, 3, padding=1, bias=False), nn.GroupNorm(3, 12), nn.ReLU(), nn.Conv3d(12, 8, 3)
+    own = nn.Sequential(*layers).to(memory_format=torch.channels_last_3d)
+    x = random(3, 8, 9, 7, 6).contiguous(memory_format=torch.channels_last_3d)
+    exact = gradients(own.double(), own, x.double(), False)
+    own.float()
+    stock = gradients(own, own, x, True)
+    run, graphs, _ = compiled(own)
+    found = gradients(run, own, x, True)
+    assert count(graphs[0], "convolution_sums") == int(is_faster)
+    assert count(graphs[0], "channel_sums") == 0
+    assert count(graphs[0], "var_mean") == int(not is_faster)
+    assert apart(found, exact) <= 1.5 * apart(stock, exact) + 1e-6
+
+
+class Beside(nn.Module):
+    """A layer with a bias, whose result is put together with something else, or is not, and one behind it."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.first, self.parts = nn.Conv3d(8, 8, 1), parts
+        self.last = nn.Conv3d(8 * parts, 8, 3, padding=1)
+
+    def forward(self, x: Any) -> Any:
+        y = self.first(x)
+        x = x.to(y.dtype)
+        return self.last({1: y, 2: torch.cat((y, x), 1), 3: torch.cat((x, y, x), 1)}[self.parts])
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_gradients_of_a_bias(parts: int) -> None:
+    """They are sums of what the gradient of the next layer's data gives, or of some of its channels."""
+    torch.manual_seed(0)
+    own = Beside(parts).to(memory_format=torch.channels_last_3d)
+    x = random(3, 8, 9, 7, 6).contiguous(memory_format=torch.channels_last_3d)
+    exact = gradients(own.double(), own, x.double(), False)
+    own.float()
+    stock = gradients(own, own, x, True)
+    run, graphs, _ = compiled(own)
+    found = gradients(run, own, x, True)
+    assert count(graphs[1], "convolution_sums") == 1
+    for one, other, wanted in zip(found, stock, exact, strict=True):
+        assert apart([one], [wanted]) <= 1.5 * apart([other], [wanted]) + 1e-3
+
+
 @pytest.mark.parametrize(
     ("layer", "is_low"),
     [

@@ -61,7 +61,7 @@ class Summed:
             own, sums, place = literal_eval(text)
             found = Summed(str(own), Sums.of(str(sums)), int(place))
             direction, _, has_bias, _, _ = settled.parsed(found.own)
-            if direction == "filter" or has_bias:
+            if direction not in ("forward", "data") or has_bias:
                 raise ValueError(f"{direction}, with a bias: {has_bias}")
             kinds = [kind for kind, _ in found.sums.results]
             if kinds not in ([MOMENTS], [SUM, SUM]) or not 0 <= found.place < len(found.sums.forms):
@@ -97,20 +97,23 @@ class Summed:
     def convolution(self) -> Convolution | None:
         """The convolution as a problem; None where ours has none, of other types or without elements."""
         direction, forms, _, geometry, _ = settled.parsed(self.own)
-        metas = [torch.empty_strided(*form[:2], dtype=form[2], device="meta") for form in forms]
-        metas[0 if direction == "data" else 2] = torch.empty_strided(
-            *self.y[:2], dtype=self.y[2], device="meta"
-        )
-        found = problem_of(direction, *metas, geometry)
+        x, w, y = (torch.empty_strided(*form[:2], dtype=form[2], device="meta") for form in forms)
+        made = torch.empty_strided(*self.y[:2], dtype=self.y[2], device="meta")
+        found = problem_of(direction, *((made, w, y) if direction == "data" else (x, w, made)), geometry)
         return found if isinstance(found, Convolution) else None
 
     def problem(self) -> FusedConvolution | None:
         """Moments as a problem of the planner's."""
         found = self.convolution()
         try:
-            return found and FusedConvolution.of(found, None, sums=True, by_image=self.sums.is_by_image)
+            own = (
+                None
+                if found is None
+                else FusedConvolution.of(found, None, sums=True, by_image=self.sums.is_by_image)
+            )
         except JitdnnError:
             return None
+        return own
 
     def kernel(self, handle: Handle) -> tuple[Kernel, int] | str:
         """The kernel of two formulas, and its bytes of workspace; or why there is none."""

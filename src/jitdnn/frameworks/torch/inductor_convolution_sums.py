@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from jitdnn.frameworks.torch.channel_sums import MOMENTS, SUM, Sums, channel_sum
 from jitdnn.frameworks.torch.convolution_sums import Summed, call, convolution_sums
 from jitdnn.frameworks.torch.inductor_forms import measuring, real
 from jitdnn.frameworks.torch.inductor_rewriting import refresh
+from jitdnn.frameworks.torch.inductor_sums import moments_left
 from jitdnn.frameworks.torch.kinds import at
 from jitdnn.frameworks.torch.options import handle_of, parse
 from jitdnn.frameworks.torch.settled import forms_of_operands, settled_convolution
@@ -39,17 +40,23 @@ _SHORT = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class _Pair:
-    """A convolution or gradient, the sums that read its result, and what else these read."""
+    """A convolution or gradient, the call of the sums that read its result, what they read and their text, and what of
+    it is not the result. `part`: the first of its channels, and how many, of which alone there are sums. `make`: makes
+    the call, which there is not yet."""
 
     convolution: Node
-    sums: Node
+    sums: Node | None
+    reads: tuple[Node, ...]
+    text: str
     operands: tuple[Node, ...]
     summed: Summed
+    part: tuple[int, int] | None = None
+    make: Callable[[], Node] | None = None
 
 
 def sum_results(graph: Graph, options: str) -> int:
     """Rewrite a graph in place, where ours are faster; how many convolutions there were."""
-    pairs = list(_pairs(graph))
+    pairs = [*_pairs(graph), *_pairs_left(graph, options)]
     if not pairs:
         return 0
     device = pairs[0].convolution.meta["val"].device
@@ -88,6 +95,10 @@ def _pairs(graph: Graph) -> Iterator[_Pair]:
             continue
         operands, text = node.args
         sums = Sums.of(text)
+        plain = _plain_sum(node, operands, sums) if len(operands) == 1 else None
+        if plain is not None:
+            yield plain
+            continue
         for place, source in enumerate(operands):
             found = _pair(node, source, operands, sums, place)
             if found is not None:
@@ -95,7 +106,37 @@ def _pairs(graph: Graph) -> Iterator[_Pair]:
                 break
 
 
-def _pair(node: Node, source: Node, operands: Sequence[Node], sums: Sums, place: int) -> _Pair | None:
+def _pairs_left(graph: Graph, options: str) -> Iterator[_Pair]:
+    """Moments that are Inductor's, since its own pass is as fast as ours."""
+    for sums, source, make in moments_left(graph, options):
+        found = _pair(None, source, [source], sums, 0)
+        if found is not None:
+            yield replace(found, make=make)
+
+
+def _plain_sum(node: Node, operands: Sequence[Node], sums: Sums) -> _Pair | None:
+    """The sum of a result, or of some of its channels: the gradient of the bias of a layer before."""
+    (source,), part = operands, None
+    if source.target is aten.slice.Tensor and source.args[1] == 1 and len(source.args) < 5:
+        first, last = (*source.args[2:], 1 << 62)[:2] if len(source.args) > 2 else (0, 1 << 62)
+        source, count = source.args[0], source.meta["val"].shape[1]
+        part = (first, count)
+        if first < 0 or last < first:
+            return None
+    if len(sums.results) != 1 or sums.results[0][0] != SUM or not _is_plain(sums.results[0][1]):
+        return None
+    value = source.meta.get("val")
+    if source.target is not settled_convolution.default or source.args[2] is not None:
+        return None
+    form = tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch.")
+    # two formulas are summed, here the same one
+    whole = Sums((form,), sums.is_by_image, sums.results * 2, sums.options)
+    found = _pair(node, source, [source], whole, 0)
+    own = part or (0, value.shape[1])
+    return found and replace(found, part=own, reads=tuple(operands), text=str(sums))
+
+
+def _pair(node: Node | None, source: Node, operands: Sequence[Node], sums: Sums, place: int) -> _Pair | None:
     if source.target is not settled_convolution.default or source.args[2] is not None:
         return None
     value = source.meta["val"]
@@ -104,7 +145,9 @@ def _pair(node: Node, source: Node, operands: Sequence[Node], sums: Sums, place:
         return None
     kinds = [kind for kind, _ in sums.results]
     if kinds == [MOMENTS]:
-        if len(operands) > 1 or not _is_plain(sums.results[0][1]) or not all(map(_is_part, node.users)):
+        if len(operands) > 1 or not _is_plain(sums.results[0][1]):
+            return None
+        if node is not None and not all(map(_is_part, node.users)):
             return None
     elif kinds != [SUM, SUM]:
         return None
@@ -116,7 +159,7 @@ def _pair(node: Node, source: Node, operands: Sequence[Node], sums: Sums, place:
     problem = summed.convolution()
     if problem is None or max(problem.stride) > 1 or _follows(others, source):
         return None
-    return _Pair(source, node, others, summed)
+    return _Pair(source, node, tuple(operands), str(sums), others, summed)
 
 
 def _follows(nodes: Sequence[Node], source: Node) -> bool:
@@ -146,6 +189,9 @@ def _become(graph: Graph, one: _Pair) -> None:
     """Put one call in the place of both; nodes are no longer in the order of what they read then."""
     node, summed = one.convolution, one.summed
     made = partial(_call, graph, node)
+    if one.make is not None:
+        one = replace(one, sums=one.make())
+    assert one.sums is not None
     with graph.inserting_before(node):
         both = made(convolution_sums.default, *node.args[:2], list(one.operands), str(summed))
         y, sums = (made(operator.getitem, both, place) for place in range(2))
@@ -159,6 +205,11 @@ def _become(graph: Graph, one: _Pair) -> None:
         for user in list(one.sums.users):
             user.replace_all_uses_with((mean, variance)[user.args[2]])
             graph.erase_node(user)
+    elif one.part is not None:
+        first, count = one.part
+        with graph.inserting_before(node):
+            sums = made(aten.slice.Tensor, made(aten.slice.Tensor, sums, 0, 0, 1), 2, first, first + count)
+        one.sums.replace_all_uses_with(sums)
     else:
         one.sums.replace_all_uses_with(sums)
     graph.erase_node(one.sums)
@@ -183,15 +234,14 @@ def _is_faster(one: _Pair, options: str) -> bool:
                 real(node.meta["val"], form[1])
                 for node, form in zip(one.convolution.args[:2], forms, strict=True)
             )
-            nodes, place, own = list(one.operands), one.summed.place, str(one.summed)
-            nodes.insert(place, one.convolution)
+            text, place, own = one.text, one.summed.place, str(one.summed)
             every = [
                 real(node.meta["val"], strides)
-                for node, (_, strides, _) in zip(nodes, one.summed.sums.forms, strict=True)
+                for node, (_, strides, _) in zip(one.reads, Sums.of(text).forms, strict=True)
             ]
             others = [*every[:place], *every[place + 1 :]]
             first = inductor_lowering.call(a, w, None, one.convolution.args[3])
-            second = inductor_lowering.sums_call(every, one.sums.args[1])
+            second = inductor_lowering.sums_call(every, text)
             device = a.device
             decision = choice.decide(
                 f"torch convolution and sums {own}", handle_of(options, device.type), device,
