@@ -34,7 +34,7 @@ from jitdnn.ops.ahead import compile_ahead
 aten = torch.ops.aten
 _MOST_CHANNELS = 128
 #: algorithms that add up results as they leave; others take as long for it as a pass over the results
-_FREE = ("implicit_gemm_wgmma_in_boxes",)
+_FREE = ("implicit_gemm_wgmma_in_boxes", "stem")
 _SHORT = (torch.float16, torch.bfloat16)
 
 
@@ -157,7 +157,7 @@ def _pair(node: Node | None, source: Node, operands: Sequence[Node], sums: Sums,
     except InvalidArgument:  # of a filter's gradient, or laid out for the sums
         return None
     problem = summed.convolution()
-    if problem is None or max(problem.stride) > 1 or _follows(others, source):
+    if problem is None or _follows(others, source):
         return None
     return _Pair(source, node, tuple(operands), str(sums), others, summed)
 

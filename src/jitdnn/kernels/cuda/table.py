@@ -18,6 +18,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannelsTf32,
 )
 from jitdnn.kernels.cuda.convolution.few_channels.halves import FewChannelsHalves
+from jitdnn.kernels.cuda.convolution.few_channels.summed import FewChannelsSummed
 from jitdnn.kernels.cuda.convolution.few_pixels.algorithm import FewPixels
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped, GroupedF32, GroupedTf32
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
@@ -199,7 +200,12 @@ def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, 
 
 _FORWARD, _FILTER = _with_patch("fwd", _CORRELATION), _with_patch("bwd_filter", _WGRAD)
 _SEPARATE = separate_kernels({"fwd": _FORWARD, "bwd_filter": _FILTER}, is_tensor=True)
-_FUSED = (WarpgroupFused(_SEPARATE[0]), WarpgroupFusedInBoxes(_SEPARATE[0]), *_SEPARATE)
+_FUSED = (
+    WarpgroupFused(_SEPARATE[0]),
+    WarpgroupFusedInBoxes(_SEPARATE[0]),
+    FewChannelsSummed(_SEPARATE[0]),
+    *_SEPARATE,
+)
 
 SUMMED_CONVOLUTION = summed_convolution
 
