@@ -181,7 +181,7 @@ def _register_concatenations() -> None:
 
         def place_in(box: Any, offset: int) -> Any:
             own = ir.FixedLayout(
-                box.get_device(), box.get_dtype(), [batch, channels, *space], steps, offset=offset
+                parts[0].get_device(), parts[0].get_dtype(), [batch, channels, *space], steps, offset=offset
             )
             return ir.ReinterpretView(data=box, layout=own)
 

@@ -133,8 +133,8 @@ def compiled_ahead(nodes: Sequence[Node], options: str) -> None:
 
 def _plan(text: str, handle: Handle) -> object:
     direction, forms, has_bias, geometry, _ = parsed(text)
-    metas = [torch.empty_strided(*form[:2], dtype=form[2], device="meta") for form in forms]
-    problem = convolution.problem_of("data" if direction == "transposed" else direction, *metas, geometry)
+    x, w, y = (torch.empty_strided(*form[:2], dtype=form[2], device="meta") for form in forms)
+    problem = convolution.problem_of("data" if direction == "transposed" else direction, x, w, y, geometry)
     return problem and handle.plan(problem, None, convolution.bias_epilogue(problem, has_bias))
 
 
