@@ -291,7 +291,7 @@ def plan_of(
         box_map(layer.data, (w, h, 1)),
         filter_map(layer.weights, CHANNELS, CHANNELS if layer.is_across else box.columns),
     )
-    numbers = (
+    numbers: tuple[int, ...] = (
         layer.positions, layer.blocks, works, *layer.counts(box), *layer.base, *layer.results, layer.outer,
         layer.tiles(box), *layer.first_tap, *layer.tap_step, own.image, *space,
     )  # fmt: skip

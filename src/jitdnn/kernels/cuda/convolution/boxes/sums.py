@@ -69,8 +69,8 @@ class Summing:
         lines.append(
             "FUNCTION void add_formulas(Totals &totals, const Numbers &numbers, int i, f32 result, f32 beside) {"
         )
-        for kind, one in enumerate(self.formulas):
-            lines.append(f"    totals[{kind}][i] += summed_{kind}({', '.join(names[: one.arity])});")
+        for kind, formula in enumerate(self.formulas):
+            lines.append(f"    totals[{kind}][i] += summed_{kind}({', '.join(names[: formula.arity])});")
         parameters = ", ".join(f"const f32 *number{place}" for place in range(self.numbers)) or "const f32 *"
         lines.append("}")
         lines.append(
@@ -114,7 +114,9 @@ def summing_of(
     result = problem.output
     if len(formulas) != 2:
         return f"{len(formulas)} formulas: two are summed"
-    reads, steps, beside = [], [], ()
+    reads: list[str] = []
+    steps: list[tuple[int, int]] = []
+    beside: tuple[int, ...] = ()
     for number, one in enumerate(operands):
         space = one.shape[2:]
         if number == place:
