@@ -40,7 +40,7 @@ def concatenate_in_place(graph: Graph) -> int:
     count = 0
     for node in found:
         parts = node.args[0]
-        if any(_is_written_apart(one, node) or _is_ours_alone(one) for one in parts):
+        if any(_is_written_apart(one, node) or _is_ours_alone(one, node) for one in parts):
             _become(graph, node)
             count += 1
     return count
@@ -101,16 +101,21 @@ def _is_written_apart(one: Node, whole: Node) -> bool:
     return True
 
 
-def _is_ours_alone(one: Node) -> bool:
-    """Whether a part is a result of ours that may lie anywhere, and that nothing else reads."""
-    return len(one.users) == 1 and inductor_patches.is_whole(one)
+def _is_ours_alone(one: Node, whole: Node) -> bool:
+    """Whether a part is a result of ours that may lie anywhere, that nothing else reads, and whose place is aligned."""
+    parts = whole.args[0]
+    if len(one.users) > 1 or parts.count(one) > 1 or not inductor_patches.is_whole(one):
+        return False
+    widths = [part.meta["val"].shape[_CHANNELS] for part in parts]
+    begins = (sum(widths[: parts.index(one)]), sum(widths))
+    return all(begin % inductor_patches.VECTOR == 0 for begin in begins)
 
 
 def _become(graph: Graph, node: Node) -> None:
     parts = list(node.args[0])
     strides = channels_last_strides(node.meta["val"].shape)
     for part in parts:
-        if _is_ours_alone(part) and parts.count(part) == 1:
+        if _is_ours_alone(part, node):
             inductor_patches.lay(part, strides)
     with graph.inserting_before(node):
         made = graph.call_function(cat_in_place.default, (parts, _CHANNELS, list(strides)))

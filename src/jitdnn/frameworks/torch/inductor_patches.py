@@ -34,6 +34,7 @@ from jitdnn.ops.ahead import compile_ahead
 
 aten = torch.ops.aten
 _TYPES = (torch.float16, torch.bfloat16)
+VECTOR = 8  # elements of 16 bytes, at whose multiples pixels begin
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
 
 
@@ -80,7 +81,8 @@ def order_of(dy: Node) -> tuple[int, ...]:
     """How the gradient of a result is read: some channels of what lies in memory where they lie."""
     value = dy.meta["val"]
     strides = tuple(value.stride())
-    is_innermost = strides[1] == 1 and all(step % 8 == 0 for axis, step in enumerate(strides) if axis != 1)
+    begins = (*(step for axis, step in enumerate(strides) if axis != 1), value.storage_offset())
+    is_innermost = strides[1] == 1 and all(one % VECTOR == 0 for one in begins)
     return strides if is_in_memory(dy) and is_innermost else channels_last_strides(value.shape)
 
 
