@@ -229,6 +229,6 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, RE
         if (STAGES == 2) buffer ^= 1;
     }
 #if HAS_SUMS
-    leave_sums(totals, shared_sums, workspace, image, sizes);
+    if (!BY_IMAGE || image >= 0) leave_sums(totals, shared_sums, workspace, image, sizes);
 #endif
 }
