@@ -140,7 +140,7 @@ def test_gradients_of_a_bias(parts: int) -> None:
     ],
 )
 def test_what_stays(layer: Any, is_low: bool) -> None:
-    own = nn.Sequential(layer, nn.InstanceNorm3d(12)).to(memory_format=torch.channels_last_3d)
+    own = nn.Sequential(layer, nn.InstanceNorm3d(layer.out_channels)).to(memory_format=torch.channels_last_3d)
     run, graphs, _ = compiled(own)
     gradients(run, own, random(2, 8, 9, 9, 9).contiguous(memory_format=torch.channels_last_3d), is_low)
     assert count(graphs[0], "convolution_sums") == 0
