@@ -67,7 +67,6 @@ class InductorPass(CustomGraphPass):
         from jitdnn.frameworks.torch import inductor_lowering
         from jitdnn.frameworks.torch.inductor_concatenation import concatenate_in_place
         from jitdnn.frameworks.torch.inductor_convolution_sums import sum_results
-        from jitdnn.frameworks.torch.inductor_few_results import compute_terms
         from jitdnn.frameworks.torch.inductor_graph import Rewriter
         from jitdnn.frameworks.torch.inductor_groups import put_together
         from jitdnn.frameworks.torch.inductor_matmul import take_products
@@ -87,7 +86,6 @@ class InductorPass(CustomGraphPass):
         kinds = [*rewriter.kinds, *take_products(graph, self._text)]
         sum_channels(graph, self._text, is_captured)
         compute_values(graph, self._text, is_captured)
-        compute_terms(graph, self._text)
         sum_results(graph, self._text)
         if inductor_lowering.can_concatenate:
             concatenate_in_place(graph)
