@@ -77,3 +77,48 @@ def test_sums(device: Any, shape: tuple[int, ...], dtype: str, is_by_image: bool
                 < 1e-6
             )
             row += 1
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_numbers_of_pixels(device: Any, dtype: str, is_last: bool) -> None:
+    """Operands with one number for each pixel, some channel of another tensor, at any address."""
+    shape, results = (2, 24, 9, 7), 3
+    strides = channels_last_strides if is_last else contiguous_strides
+    generator = torch.Generator().manual_seed(1)
+    kind = getattr(torch, dtype)
+
+    def tensor(extents: tuple[int, ...]) -> Any:
+        made = torch.empty_strided(extents, strides(extents), dtype=kind)
+        return made.copy_(torch.randn(extents, generator=generator))
+
+    x, dy, w = tensor(shape), tensor((2, results, 9, 7)), torch.randn(results, 24, 1, 1, generator=generator)
+    given = [x, *(dy[:, k : k + 1] for k in range(results)), *(w[k : k + 1] for k in range(results))]
+    forms = tuple(
+        (tuple(one.shape), tuple(one.stride()), str(one.dtype).removeprefix("torch.")) for one in given
+    )
+    terms = [f'["aten.mul.Tensor",["%{1 + k}","%{1 + results + k}"],{{}}]' for k in range(results)]
+    terms += ['["aten.add.Tensor",["%7","%8"],{}]', '["aten.add.Tensor",["%10","%9"],{}]']
+    product = '["aten.mul.Tensor",["%11","%0"],{}]'
+    texts = f"[{','.join(terms)}]", f"[{','.join([*terms, product])}]"
+    sums = Sums(forms, True, ((SUM, texts[0]), (SUM, texts[1])), "")
+    memories = {}
+    for one in (x, dy, w):
+        dense = one.as_strided((one.numel(),), (1,))
+        data = np.ascontiguousarray(dense.view(torch.uint8).numpy())
+        memories[one.data_ptr()] = device.allocate(data.nbytes)
+        device.write(memories[one.data_ptr()].pointer, data)
+    addresses = [
+        memories[base.data_ptr()].pointer + one.data_ptr() - base.data_ptr()
+        for one, base in zip(given, [x, *[dy] * results, *[w] * results], strict=True)
+    ]
+    kernel, room = rows_kernel(sums.step(), device)
+    found = np.full(sums.result, np.nan, np.float32)
+    out, workspace = device.allocate(found.nbytes), device.allocate(max(1, room))
+    device.write(out.pointer, found)
+    kernel(None, [*addresses, *(out.pointer + place for place in sums.places())], 1.0, 0.0, workspace.pointer)
+    device.read(found, out.pointer)
+    for text, total in zip(texts, torch.from_numpy(found).double(), strict=True):
+        wide = computed(text, [one.double() for one in given])
+        error = (total - wide.sum((2, 3))).abs().max()
+        assert float(error / wide.abs().sum((2, 3)).max()) < 1e-6

@@ -11,13 +11,21 @@ from convolution_cases import convolution
 from harness import run_algorithm
 from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.boxes import correlation_plan as results
-from jitdnn.kernels.cuda.convolution.boxes.algorithm import WarpgroupGemmInBoxes, WarpgroupWgradInBoxes
+from jitdnn.kernels.cuda.convolution.boxes.algorithm import (
+    WarpgroupFusedInBoxes,
+    WarpgroupGemmInBoxes,
+    WarpgroupWgradInBoxes,
+)
+from jitdnn.kernels.cuda.convolution.boxes.sums import moments
 from jitdnn.kernels.cuda.convolution.boxes.wgrad_plan import Box
+from jitdnn.kernels.cuda.table import ALGORITHMS
 from jitdnn.planner.choose import get
 from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Store
+from jitdnn.problems import FusedConvolution, parse
 from warpgroup_cases import aligned, on_hopper  # noqa: F401
 
+SEPARATE = next(one for one in ALGORITHMS[FusedConvolution, "fwd"] if one.name == "separate_kernels")
 LAYERS = (
     "n2 c32 d5 h7 w17 k32 t3 r3 s3 pad1 bf16",
     "n1 c40 d4 h5 w33 k24 t2 r3 s3 pad1 bf16",
@@ -100,3 +108,31 @@ def test_what_is_refused(words: str, reason: str, direction: str) -> None:
 def test_more_sums_than_are_counted() -> None:
     problem = convolution("conv_bwd_filter n1 c16384 d3 h3 w3 k20480 t3 r3 s3 pad1 bf16 nhwc")
     assert "are counted" in (WarpgroupWgradInBoxes().refuse(problem, cuda.offline("sm_90a")) or "")
+
+
+SUMS = (
+    "n2 c32 d5 h9 w17 k32 t3 r3 s3 pad1 bf16",
+    "n1 c40 d4 h5 w21 k24 t2 r3 s3 pad1 bf16 flip",
+    "n3 c40 h9 w20 k64 r3 s3 pad1 dil2 f16",
+    "n2 c8 d3 h10 w18 k40 t3 r2 s2 pad2x0x1 dil1x3x2 f16",
+    "n5 c16 h3 w9 k8 r1 s1 bf16",
+    "n2 c16 w70 k32 s5 pad2 bf16",
+)
+
+
+@pytest.mark.parametrize("sums", ["sums", "image_sums"])
+@pytest.mark.parametrize("words", SUMS)
+def test_sums(words: str, sums: str, cuda_device: Any) -> None:
+    """Sums of channels that blocks do not fill; thread blocks with several images, and images with several."""
+    problem = parse(f"fused_conv_fwd {words} nhwc {sums}")
+    assert isinstance(problem, FusedConvolution)
+    layer = results.Layer.of(problem.convolution)
+    for own in filter(None, (layer, layer.turned)):
+        boxes = [
+            one
+            for one in own.boxes(cuda_device.shared_bytes, moments(sums == "image_sums"))
+            if one.consumers == 2
+        ]
+        algorithm = WarpgroupFusedInBoxes(SEPARATE, (boxes[-1],))
+        assert algorithm.refuse(problem, cuda_device) is None
+        run_algorithm(algorithm, make_case(problem), cuda_device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ import jitdnn.torch as jt
 
 
 def compiled(model: Any, **options: Any) -> tuple[Any, list[list[str]], jt.InductorPass]:
-    """A model whose graphs our pass rewrites and torch runs, the operators of each graph, and the pass."""
+    """A model whose graphs our pass rewrites and torch runs, the operators of each graph, and the pass.
+
+    `saves_least`: whether the graph is divided into forward and backward as Inductor divides it.
+    """
     # seconds to import, not while tests are collected
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
@@ -20,7 +24,11 @@ def compiled(model: Any, **options: Any) -> tuple[Any, list[list[str]], jt.Induc
     from torch._inductor.decomposition import select_decomp_table
 
     graphs: list[list[str]] = []
-    dynamic = options.pop("dynamic", None)
+    dynamic, divided = options.pop("dynamic", None), {}
+    if options.pop("saves_least", False):
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        divided["partition_fn"] = partial(min_cut_rematerialization_partition, compiler="inductor")
     own = jt.InductorPass(**{"measure": "never", **options})
 
     def compiler(module: Any, inputs: Any) -> Any:
@@ -30,7 +38,9 @@ def compiled(model: Any, **options: Any) -> tuple[Any, list[list[str]], jt.Induc
         graphs.append([str(node.target) for node in module.graph.nodes if node.op == "call_function"])
         return make_boxed_func(module.forward)
 
-    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=select_decomp_table())
+    backend = aot_autograd(
+        fw_compiler=compiler, bw_compiler=compiler, decompositions=select_decomp_table(), **divided
+    )
     return torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic), graphs, own
 
 

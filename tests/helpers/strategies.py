@@ -119,7 +119,7 @@ def fused_convolutions(draw: st.DrawFn) -> FusedConvolution:
     activation = draw(st.sampled_from((None, "identity", "relu", "sigmoid", "elu")))
     has_sums = own.direction == "fwd" and (activation is None or draw(st.booleans()))
     assume(activation is not None or has_sums)
-    problem = FusedConvolution.of(own, activation, has_sums)
+    problem = FusedConvolution.of(own, activation, has_sums, by_image=draw(st.booleans()))
     tensors = {
         name: draw(descriptors(tensor.shape, tensor.dtype, is_output=name in ("sums", "squares")))
         for name in ("scale", "shift", "sums", "squares")

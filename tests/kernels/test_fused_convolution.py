@@ -27,6 +27,9 @@ SHAPES = [
     "bwd_filter n2 c8 h5 w5 k6 r3 s3 pad1 bf16 nhwc prologue=swish coef2.0 scale=s2",
     "bwd_filter n3 c5 w9 k7 s2 pad1 prologue=tanh",
     "fwd n0 c5 w9 k7 s2 pad1 prologue=tanh sums",
+    "fwd n3 c4 h5 w6 k5 r3 s3 pad1 nhwc image_sums",
+    "fwd n2 c3 d3 h4 w5 k6 t2 r3 s3 pad1 f16 prologue=relu image_sums squares=s-6,1",
+    "fwd n0 c5 w9 k7 s2 pad1 image_sums",
     "bwd_filter n0 c5 w9 k7 s2 pad1 prologue=tanh",
 ]
 
@@ -222,3 +225,26 @@ def test_prologues_that_are_wrong() -> None:
         jd.Prologue(SCALE, SHIFT, "relu", 2.0)
     with pytest.raises(InvalidType, match="scale"):
         jd.Prologue(1.0, SHIFT)
+
+
+@pytest.mark.parametrize("layout", [None, "NHWC"])
+def test_sums_of_each_image(layout: str | None) -> None:
+    """Those of all are their sums, and `out` may give memory for them."""
+    rng = np.random.default_rng(5)
+    x, w = rng.standard_normal((3, 6, 7, 5)), rng.standard_normal((4, 6, 3, 3))
+    if layout:
+        x, w = (np.ascontiguousarray(one.transpose(0, 2, 3, 1)) for one in (x, w))
+    y, sums, squares = jd.conv(x, w, sums="image", layout=layout)
+    _, *totals = jd.conv(x, w, sums=True, layout=layout)
+    axes = (1, 2) if layout else (2, 3)
+    for found, total, wide in zip((sums, squares), totals, (y, y * y), strict=True):
+        np.testing.assert_allclose(found, wide.sum(axes), rtol=1e-10)
+        np.testing.assert_allclose(found.sum(0), total, rtol=1e-10)
+    out = np.empty_like(y), np.empty((3, 4)), np.empty((8, 3)).T[:, ::2]
+    again = jd.conv(x, w, sums="image", layout=layout, out=out)
+    assert all(one is other for one, other in zip(again, out, strict=True))
+    np.testing.assert_allclose(out[2], squares, rtol=1e-10)
+    with pytest.raises(InvalidArgument, match="'image'"):
+        jd.conv(x, w, sums="images", layout=layout)
+    with pytest.raises(InvalidShape, match=r"\(3, 4\)"):
+        jd.conv(x, w, sums="image", layout=layout, out=(out[0], np.empty(4), np.empty(4)))

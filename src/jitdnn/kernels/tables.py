@@ -100,6 +100,24 @@ def multi_tensor_kernel(
     return found
 
 
+def summed_convolution_kernel(
+    problem: Problem,
+    formulas: Sequence[Expression],
+    operands: Sequence[TensorDescriptor],
+    place: int,
+    by_image: bool,
+    device: Device,
+) -> tuple[Kernel, int] | str:
+    """The kernel of a convolution and of sums by channel of formulas of its results, and its bytes of workspace; or why
+    a device has none (`kernels/cuda/convolution/boxes/algorithm.py` says more)."""
+    if not has_generator("summed_convolution", device.target):
+        return f"{device.target} sums results in a pass of their own"
+    found: tuple[Kernel, int] | str = _generator(device, "summed_convolution")(
+        problem, formulas, operands, place, by_image, device
+    )
+    return found
+
+
 def image_transform_kernel(
     strides: Sequence[int], mean: TensorDescriptor | None, scale: float, out: TensorDescriptor, device: Device
 ) -> Kernel:

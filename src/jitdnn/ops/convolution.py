@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from jitdnn.arguments import LAYOUT, as_key, extents, flag, integer, numbers, pads, settled_before, word
+from jitdnn.arguments import LAYOUT, as_key, extents, integer, numbers, pads, settled_before, word
 from jitdnn.errors import InvalidShape
 from jitdnn.handle import Handle
 from jitdnn.ops.call import (
@@ -26,6 +26,7 @@ from jitdnn.ops.fused_convolution import (
     make_forward,
     refuse_with_sums,
     settled_prologue,
+    settled_sums,
 )
 from jitdnn.ops.kept_filter import KeptFilter
 from jitdnn.problems.convolution import MODES, Convolution
@@ -45,7 +46,7 @@ def conv(
     *operands: Any,
     prologue: Prologue | None = None,
     epilogue: Fused = None,
-    sums: bool = False,
+    sums: bool | str = False,
     stride: PerAxis = 1,
     padding: Padding = 0,
     dilation: PerAxis = 1,
@@ -81,9 +82,10 @@ def conv(
     anything else.
 
     `prologue` is done to x as it is read; padding is zero behind it. With `sums` the result is (y, sums, squares): of
-    y and of y * y over all but the channels, (K,) in float32 (float64 for float64), of y before it is rounded where the
-    algorithm has it and as it is stored elsewhere; there is no epilogue then, alpha is 1 and beta 0, and `out` a tuple
-    of three. One kernel does all of it on sm_90a, with the algorithm `implicit_gemm_wgmma`; elsewhere, or where it is
+    y and of y * y over all but the channels, (K,) in float32 (float64 for float64), or with "image" over the space of
+    each image, (N, K); of y before it is rounded where the algorithm has it and as it is stored elsewhere. There is no
+    epilogue then, alpha is 1 and beta 0, and `out` a tuple of three. One kernel does all of it on sm_90a, with the
+    algorithms `implicit_gemm_wgmma` and, without a prologue, `implicit_gemm_wgmma_in_boxes`; elsewhere, or where it is
     faster, `separate_kernels` do. Their gradients: see docs/ops/fused_convolution.md.
 
     `w` may be a `KeptFilter`: then what the algorithm prepares of it is kept for the next call (with a prologue or
@@ -106,7 +108,7 @@ def conv(
         arrays.append(operand)
     fused, fused_key = epilogue_key(epilogue)
     if prologue is not None or sums is not False:
-        known, has_sums = settled_prologue(prologue), flag(sums, "sums")
+        known, has_sums = settled_prologue(prologue), settled_sums(sums)
         if known is not None or has_sums:
             if has_sums:
                 refuse_with_sums(len(arrays) > 2 or fused is not None, alpha, beta)

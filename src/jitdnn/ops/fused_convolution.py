@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitdnn.arguments import real_number, text
+from jitdnn.arguments import check_choice, flag, real_number, text
 from jitdnn.errors import InvalidArgument, InvalidType
 from jitdnn.ops.call import Recipe, callers_axes, logical, logical_shape, packed_like, scale_factor
 from jitdnn.ops.epilogue import Fused, fuse
@@ -15,6 +15,17 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.problems.problem import result_like
 from jitdnn.tensor import TensorDescriptor, borrow, compute_dtype
+
+IMAGE = "image"
+"""In place of True where each image has sums of its own."""
+
+
+def settled_sums(sums: Any) -> bool | str:
+    """Whether there are sums, IMAGE for those of each image. Raises InvalidArgument."""
+    if isinstance(sums, str):
+        check_choice(sums, (IMAGE,), "sums")
+        return sums
+    return flag(sums, "sums")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +87,7 @@ def make_forward(
     mode: str,
     layout: str | None,
     prologue: tuple[str, float | None] | None,
-    has_sums: bool,
+    has_sums: bool | str,
     fused_key: Hashable,
     fused: Fused = None,
 ) -> Recipe:
@@ -87,7 +98,8 @@ def make_forward(
         "fwd", x, w, stride, padding, dilation, groups, mode, layout=x.nearest_layout, y=y
     )
     if has_sums:
-        total = TensorDescriptor.packed((convolution.k,), compute_dtype(convolution.dtype))
+        shape = (convolution.n, convolution.k) if has_sums == IMAGE else (convolution.k,)
+        total = TensorDescriptor.packed(shape, compute_dtype(convolution.dtype))
         totals = [one or total for one in totals]
     activation, coef = prologue or ("identity", None)
     scale, shift = inputs[2:4] if prologue else (None, None)

@@ -2,11 +2,13 @@
 
     z = activation(scale[c] * x + shift[c])     inside the image, 0 outside of it: padding comes behind the prologue
     y = conv(z, w)                              "fwd"
-    sums[k], squares[k] = sums of y and y * y over the batch and space, of the results before they are rounded
+    sums[k], squares[k] = sums of y and y * y over the batch and space, of the results before they are rounded;
+                          of each image, sums[n, k] and squares[n, k], over space alone
     dw = the gradient of w at z for dy          "bwd_filter"
 
 A block of convolution, batch normalization and activation is computed with each tensor read and written once: the sums
 of one block make mean and variance, these with weight and bias the scale and the shift with which the next one reads.
+Instance and group normalizations have statistics of each image, so those read its activations by other kernels.
 That is what cuDNN calls CUDNN_FUSED_SCALE_BIAS_ACTIVATION_CONV_BNSTATS and CUDNN_FUSED_SCALE_BIAS_ACTIVATION_WGRAD.
 """
 
@@ -34,11 +36,13 @@ class FusedConvolution(Problem, kinds=("fused_conv_fwd", "fused_conv_bwd_filter"
     """A convolution with a prologue on x, with sums by channel of its results, or both.
 
     `scale`, `shift` (C,): of the prologue, None without one, in the type of the arithmetic (f32, or f64 for f64), as
-    are `sums` and `squares` (K,), None where they are not wanted. `activation`: a name of `activation_functions`, with
-    its coefficient. With sums y is overwritten: alpha and beta do not touch it, and there is no epilogue.
+    are `sums` and `squares`, (K,) or (N, K), None where they are not wanted. `activation`: a name of
+    `activation_functions`, with its coefficient. With sums y is overwritten: alpha and beta do not touch it, and there
+    is no epilogue.
 
     Raises InvalidArgument where there is neither, for half a prologue or half of the sums, sums of a "bwd_filter" and
-    any "bwd_data"; InvalidShape for other shapes than (C,) and (K,), InvalidType for other types and for integers.
+    any "bwd_data"; InvalidShape for other shapes than (C,), (K,) and (N, K), InvalidType for other types and for
+    integers.
     """
 
     convolution: Convolution
@@ -76,11 +80,17 @@ class FusedConvolution(Problem, kinds=("fused_conv_fwd", "fused_conv_bwd_filter"
             ("squares", own.k, "k"),
         ):
             tensor: TensorDescriptor | None = getattr(self, name)
-            if tensor is not None and tensor.shape != (channels,):
+            is_total = name in ("sums", "squares")
+            if tensor is not None and tensor.shape not in [(channels,), *[(own.n, channels)] * is_total]:
+                of_images = f", or ({own.n}, {channels}), of each image" if is_total else ""
                 raise InvalidShape(
                     f"{name} has shape {tensor.shape}: it must be ({channels},), one for each of {letter}={channels} "
-                    "channels"
+                    f"channels{of_images}"
                 )
+        if self.sums is not None and self.squares is not None and self.sums.shape != self.squares.shape:
+            raise InvalidShape(
+                f"sums have shape {self.sums.shape} and squares {self.squares.shape}: both are of each image or neither"
+            )
         self._check_operands()
 
     @classmethod
@@ -90,11 +100,13 @@ class FusedConvolution(Problem, kinds=("fused_conv_fwd", "fused_conv_bwd_filter"
         activation: str | None = None,
         sums: bool = False,
         coef: float | None = None,
+        *,
+        by_image: bool = False,
     ) -> Self:
-        """The problem with packed tensors; `activation` None: without a prologue."""
+        """The problem with packed tensors; `activation` None: without a prologue; `by_image`: sums of each image."""
         dtype = compute_dtype(convolution.dtype)
         one = None if activation is None else TensorDescriptor.packed((convolution.c,), dtype)
-        total = TensorDescriptor.packed((convolution.k,), dtype) if sums else None
+        total = TensorDescriptor.packed(_totals(convolution, by_image), dtype) if sums else None
         return cls(convolution, one, one, activation or "identity", coef, total, total)
 
     @property
@@ -108,6 +120,11 @@ class FusedConvolution(Problem, kinds=("fused_conv_fwd", "fused_conv_bwd_filter"
     @property
     def has_sums(self) -> bool:
         return self.sums is not None
+
+    @property
+    def is_by_image(self) -> bool:
+        """Whether sums are those of each image."""
+        return self.sums is not None and len(self.sums.shape) > 1
 
     @property
     def kind(self) -> str:
@@ -153,7 +170,7 @@ class FusedConvolution(Problem, kinds=("fused_conv_fwd", "fused_conv_bwd_filter"
         result = self.convolution.reference(z, other)
         if not self.has_sums:
             return result
-        axes = (0, *range(2, result.ndim))
+        axes = (*(() if self.is_by_image else (0,)), *range(2, result.ndim))
         return result, result.sum(axes), np.square(result).sum(axes)
 
     def _body(self) -> list[str]:
@@ -163,7 +180,7 @@ class FusedConvolution(Problem, kinds=("fused_conv_fwd", "fused_conv_bwd_filter"
             if self.coef is not None and self.coef != COEFS[self.activation]:
                 words.append(f"coef{self.coef!r}")
         if self.has_sums:
-            words.append("sums")
+            words.append("image_sums" if self.is_by_image else "sums")
         for name in ("scale", "shift", "sums", "squares"):
             tensor: TensorDescriptor | None = getattr(self, name)
             if tensor is not None:
@@ -176,15 +193,20 @@ class FusedConvolution(Problem, kinds=("fused_conv_fwd", "fused_conv_bwd_filter"
     def _from_words(cls, words: Words) -> Self:
         function = words.value("prologue", tuple(FUNCTIONS)) if words.has("prologue=") else None
         coef = words.real("coef", COEFS[function]) if function in COEFS else None
-        has_sums = words.flag("sums")
+        by_image = words.flag("image_sums")
+        has_sums = words.flag("sums") or by_image
         convolution = Convolution._from_words(words)
         dtype = compute_dtype(convolution.dtype)
 
-        def tensor(name: str, channels: int) -> TensorDescriptor:
-            return words.descriptor(
-                name, (channels,), dtype, {"nc": TensorDescriptor.packed((channels,), dtype)}, "nc"
-            )
+        def tensor(name: str, shape: tuple[int, ...]) -> TensorDescriptor:
+            return words.descriptor(name, shape, dtype, {"nc": TensorDescriptor.packed(shape, dtype)}, "nc")
 
-        scale, shift = (tensor(n, convolution.c) if function else None for n in ("scale", "shift"))
-        sums, squares = (tensor(n, convolution.k) if has_sums else None for n in ("sums", "squares"))
+        scale, shift = (tensor(n, (convolution.c,)) if function else None for n in ("scale", "shift"))
+        totals = _totals(convolution, by_image)
+        sums, squares = (tensor(n, totals) if has_sums else None for n in ("sums", "squares"))
         return cls(convolution, scale, shift, function or "identity", coef, sums, squares)
+
+
+def _totals(convolution: Convolution, by_image: bool) -> tuple[int, ...]:
+    """The shape of sums."""
+    return (convolution.n, convolution.k) if by_image else (convolution.k,)

@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 
 from inductor_graphs import as_on_gpus, close, compiled, count, trained  # noqa: E402
 from jitdnn.frameworks.torch import inductor_transposed  # noqa: E402
+from jitdnn.frameworks.torch.kernels import channels_last_strides  # noqa: E402
 from torch_kernels import random  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
@@ -73,3 +74,24 @@ def test_gradients_of_some_operands() -> None:
         got, theirs = (torch.autograd.grad(one(given).square().sum(), wanted)[0] for one in (run, own))
         close(got, theirs)
         assert count(graphs[1], "settled_convolution") == products, name
+
+
+def test_channels_lie_as_the_graph_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A normalization before it has the graph say channels first of x, and the filter channels last of the result."""
+    seen: list[tuple[Any, Any]] = []
+    real = inductor_transposed.laid_out
+
+    def watch(graph: Any, before: Any, operand: Any, strides: Any) -> Any:
+        seen.append((tuple(operand.meta["val"].shape), strides))
+        return real(graph, before, operand, strides)
+
+    monkeypatch.setattr(inductor_transposed, "laid_out", watch)
+    torch.manual_seed(0)
+    own: Any = nn.Sequential(nn.InstanceNorm3d(5), nn.ConvTranspose3d(5, 4, 2, 2), nn.SiLU())
+    own = own.to(memory_format=torch.channels_last_3d)
+    x = random(2, 5, 3, 4, 2).contiguous(memory_format=torch.channels_last_3d)
+    run, graphs, _ = compiled(own)
+    for one, other in zip(trained(own, run, x), trained(twin := copy.deepcopy(own), twin, x), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert count(graphs[0], "settled_convolution") == 1
+    assert seen[0] == ((2, 5, 3, 4, 2), channels_last_strides((2, 5, 3, 4, 2)))

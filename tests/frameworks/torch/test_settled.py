@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.frameworks.torch import operators
+from jitdnn.frameworks.torch import operators, settled
 from jitdnn.frameworks.torch.settled import text_of
 
 run = operators.settled_convolution.default
@@ -62,6 +62,29 @@ def test_three_directions(
         assert found.stride() == torch.empty_like(x).stride()
         found = run(x, dy, None, text_of("filter", x, w, dy, False, geometry, "measure=never"))
         torch.testing.assert_close(found.double(), dw, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("options", ["measure=never", "measure=never;total_workspace=1MiB"])
+def test_a_transposed_convolution_into_some_channels(options: str, has_bias: bool) -> None:
+    """The result lies as the text says, here as the first channels of a tensor with more; also into that tensor."""
+    x, w, bias = random(2, 6, 4, 5), random(6, 3, 2, 2, seed=1), random(3, seed=2) if has_bias else None
+    whole = torch.zeros(2, 7, 8, 10).contiguous(memory_format=torch.channels_last)
+    y = whole[:, :3]
+    text = text_of("transposed", y, w, x, has_bias, ([2, 2], [0, 0], [1, 1], False, [0, 0], 1), options)
+    wanted = torch.nn.functional.conv_transpose2d(
+        x.double(), w.double(), None if bias is None else bias.double(), 2
+    )
+    for _ in range(2):
+        found = run(x, w, bias, text)
+        assert found.stride() == y.stride()
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+    if bias is None:
+        settled.launch(x, w, text, out=y)
+    else:
+        settled.launch_with_bias(x, w, bias, text, out=y)
+    assert torch.equal(y, found)
+    assert not whole[:, 3:].any()
 
 
 def test_operands_that_lie_otherwise_are_copied() -> None:

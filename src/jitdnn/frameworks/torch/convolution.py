@@ -135,15 +135,16 @@ def prepared(
     epilogue, given = None, []
     if isinstance(problem, Convolution) and len(operands) > len(problem.inputs) + len(problem.outputs):
         epilogue = bias_epilogue(problem, True)
-        given.append(TensorDescriptor((problem.y.shape[1],), (1,), problem.y.dtype))
+        given.append(TensorDescriptor((problem.output.shape[1],), (1,), problem.output.dtype))
     return direct(handle, problem, operands, device, epilogue, given)
 
 
 def bias_epilogue(problem: Problem, has_bias: bool) -> Epilogue | None:
-    """What adds a bias to the result of a convolution."""
+    """What adds a bias to the result of a convolution, or of one that is transposed."""
     if not has_bias or not isinstance(problem, Convolution):
         return None
-    return fuse(None, (TensorDescriptor((problem.y.shape[1],), (1,), problem.y.dtype),), problem.y, None)
+    y = problem.output
+    return fuse(None, (TensorDescriptor((y.shape[1],), (1,), y.dtype),), y, None)
 
 
 def launched(

@@ -28,7 +28,7 @@ except ImportError:  # said when it is asked for
     CustomGraphPass = object
 
 HOOK = "post_grad_custom_pre_pass"
-_VERSION = 12  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
+_VERSION = 14  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
 
 
 class InductorPass(CustomGraphPass):
@@ -65,25 +65,33 @@ class InductorPass(CustomGraphPass):
         from torch._inductor import config
 
         from jitdnn.frameworks.torch import inductor_lowering
+        from jitdnn.frameworks.torch.inductor_concatenation import concatenate_in_place
+        from jitdnn.frameworks.torch.inductor_convolution_sums import sum_results
         from jitdnn.frameworks.torch.inductor_graph import Rewriter
         from jitdnn.frameworks.torch.inductor_groups import put_together
         from jitdnn.frameworks.torch.inductor_matmul import take_products
-        from jitdnn.frameworks.torch.inductor_pooling import select_gradients
+        from jitdnn.frameworks.torch.inductor_pooling import save_offsets_as_read, select_gradients
+        from jitdnn.frameworks.torch.inductor_small import store_together
         from jitdnn.frameworks.torch.inductor_sums import sum_channels
         from jitdnn.frameworks.torch.inductor_transposed import become_products
         from jitdnn.frameworks.torch.inductor_values import compute_values
 
         _make_known()
-        select_gradients(graph)
+        select_gradients(graph, inductor_lowering.can_concatenate)
         become_products(graph, self._text)
         is_captured = bool(config.triton.cudagraphs)
         rewriter = Rewriter(graph, self._text, is_captured)
         rewriter.run()
+        save_offsets_as_read(graph)
         kinds = [*rewriter.kinds, *take_products(graph, self._text)]
         sum_channels(graph, self._text, is_captured)
         compute_values(graph, self._text, is_captured)
+        sum_results(graph, self._text)
+        if inductor_lowering.can_concatenate:
+            concatenate_in_place(graph)
         if inductor_lowering.can_group:
             put_together(graph, rewriter.wants_last)
+            store_together(graph)
         graph.lint()
         self._rows = [*self._rows[-10_000:], *(row(_layer(node), kind) for node, kind in kinds)]
 

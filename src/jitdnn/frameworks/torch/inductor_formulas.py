@@ -224,12 +224,17 @@ class Reader:
     """Writes the formula of a value.
 
     `readers`: so many read what is normalized anyway; what more read, and is made of several tensors, is written down.
-    `read`: what is in memory and read beside this value, which costs nothing then.
+    `read`: what is in memory and read beside this value, which costs nothing then. `computes_narrow`: whether numbers
+    of channels are computed, too, from those that lie in memory; each would be a kernel by itself.
     """
 
-    def __init__(self, formula: Formula, readers: int, read: Collection[Node] = ()) -> None:
+    def __init__(
+        self, formula: Formula, readers: int, read: Collection[Node] = (), computes_narrow: bool = False
+    ) -> None:
         self._formula, self._readers_anyway, self._read = formula, readers, read
+        self._computes_narrow = computes_narrow
         self._known: dict[Node, Any] = {}
+        self._known_narrow: dict[tuple[Node, tuple[Any, ...]], Any] = {}
         self._count = prod(formula.shape)
 
     def value(self, node: Node, is_inside: bool = False) -> Any:
@@ -362,19 +367,55 @@ class Reader:
         if head is None or any(extent != 1 for extent in extents[head:]):
             raise Cut
         count = node.meta["val"].numel()
-        while True:  # to where it lies in memory
-            source = node.args[0] if node.args else None
-            if node.op != "call_function" or not (node.target is CAST or node.target in SAME):
-                break
-            if not isinstance(source, Node) or source.meta["val"].numel() != count:
-                break
-            if source.meta["val"].dtype not in FLOATS:
-                break
-            node = source
+        node = _below(node)
         if count == 1:
-            return self._operand(node, (1, 1))
+            return self._narrow_word(node, (1, 1))
         if list(frame[:head]) == list(shape[:2]):
-            return self._operand(node, (extents[0], extents[1]))
+            return self._narrow_word(node, (extents[0], extents[1]))
         if extents[:head] == list(frame[:head]):
-            return self._operand(node, shape[:2])
-        return self._operand(node, (*shape[:2], tuple(extents[:head]), tuple(frame[:head])))
+            return self._narrow_word(node, shape[:2])
+        return self._narrow_word(node, (*shape[:2], tuple(extents[:head]), tuple(frame[:head])))
+
+    def _narrow_word(self, node: Node, form: tuple[Any, ...]) -> Any:
+        """The word of numbers of channels in one form: computed of others in the same one, or an operand."""
+        if not self._computes_narrow or node.op != "call_function" or node.target not in POINTWISE:
+            return self._operand(node, form)
+        if (node, form) in self._known_narrow:
+            return self._known_narrow[node, form]
+        given = [*node.args, *node.kwargs.values()]
+        nodes = [one for one in given if isinstance(one, Node)]
+        count = node.meta["val"].numel()
+        if (
+            len(self._formula.steps) + 1 >= _MOST_STEPS
+            or not nodes
+            or any(not isinstance(one, (Node, bool, int, float)) for one in given)
+            or any(
+                one.meta["val"].dtype not in FLOATS or one.meta["val"].numel() not in (1, count)
+                for one in nodes
+            )
+        ):
+            return self._operand(node, form)
+
+        def word(one: Any) -> Any:
+            if not isinstance(one, Node):
+                return one
+            return self._narrow_word(_below(one), form if one.meta["val"].numel() == count else (1, 1))
+
+        arguments = [word(one) for one in node.args]
+        named = {name: word(one) for name, one in node.kwargs.items()}
+        self._formula.steps.append((str(node.target), arguments, named))
+        self._known_narrow[node, form] = "steps", len(self._formula.steps) - 1
+        return self._known_narrow[node, form]
+
+
+def _below(node: Node) -> Node:
+    """Where the numbers of a node lie in memory, or are computed: behind casts, and views of all of them."""
+    count = node.meta["val"].numel()
+    while node.op == "call_function" and (node.target is CAST or node.target in SAME):
+        source = node.args[0] if node.args else None
+        if not isinstance(source, Node) or source.meta["val"].numel() != count:
+            break
+        if source.meta["val"].dtype not in FLOATS:
+            break
+        node = source
+    return node

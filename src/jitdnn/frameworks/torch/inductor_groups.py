@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from jitdnn.frameworks.torch import operators
+from jitdnn.frameworks.torch.convolution_sums import convolution_sums
 from jitdnn.frameworks.torch.inductor_forms import has_static_form, is_on_gpu
 from jitdnn.frameworks.torch.inductor_nodes import strides_of
 from jitdnn.frameworks.torch.kernels import channels_last_strides
@@ -37,6 +38,7 @@ CALLS: dict[Any, tuple[int, ...]] = {
     aten.baddbmm.default: (0,),
     operators.settled_convolution.default: (),
     operators.convolution_pointwise.default: (),
+    convolution_sums.default: (),
     operators.convolution.default: (),
     operators.convolution_backward.default: (),
 }

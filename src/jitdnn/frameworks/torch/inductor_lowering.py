@@ -8,12 +8,16 @@ PyTorch. Where it is not as expected, and where C++ is generated, which calls no
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import Tensor
 
-from jitdnn.frameworks.torch import channel_sums, channel_values, settled, settled_pointwise
+from jitdnn.frameworks.torch import channel_sums, channel_values, convolution_sums, settled, settled_pointwise
+from jitdnn.frameworks.torch.concatenation import cat_in_place, interleave, places_of, stored
 from jitdnn.frameworks.torch.convolution_pointwise import convolution_pointwise
 from jitdnn.frameworks.torch.fresh import fresh
 from jitdnn.frameworks.torch.inductor_forms import has_static_form
@@ -33,6 +37,8 @@ _NAMES = _Expression("globals()")
 _is_known: bool | None = None
 #: whether Inductor makes one kernel of `cast_each`
 can_group = False
+#: whether Inductor computes parts of `cat_in_place` where they belong
+can_concatenate = False
 
 
 def register() -> None:
@@ -63,13 +69,14 @@ def register() -> None:
     extern_kernels.jitdnn_convolution_pointwise = settled_pointwise.launch
     extern_kernels.jitdnn_channel_sums = channel_sums.launch
     extern_kernels.jitdnn_channel_values = channel_values.launch
-    plain, fused, sums, values = (
+    plain, fused, sums, values, both = (
         fallback_handler(one.default, add_to_fallback_set=False)
         for one in (
             settled_convolution,
             convolution_pointwise,
             channel_sums.channel_sums,
             channel_values.channel_values,
+            convolution_sums.convolution_sums,
         )
     )
 
@@ -111,8 +118,82 @@ def register() -> None:
             return values(laid, text)
         return _called("jitdnn_channel_values", laid, text, channel_values.form_of_result(text))
 
+    @register_lowering(convolution_sums.convolution_sums.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower_both(a: Any, w: Any, operands: Sequence[Any], text: str) -> Any:
+        summed = convolution_sums.Summed.of(text)
+        own = [form[1] for form in settled.forms_of_operands(summed.own)]
+        others = [one[1] for place, one in enumerate(summed.sums.forms) if place != summed.place]
+        return both(*_laid([a, w], own), _laid(operands, others), text)
+
     _is_known = True
     _register_groups()
+    _register_concatenations()
+
+
+def _register_concatenations() -> None:
+    """Lower concatenations to memory of which their parts are views, as Inductor lowers `torch.cat`."""
+    global can_concatenate
+    try:
+        from torch._inductor import ir
+        from torch._inductor.lowering import register_lowering
+
+        needed = (
+            ir.ConcatKernel.realize_into,
+            ir.SliceView.create,
+            ir.FixedLayout,
+            ir.ReinterpretView,
+            ir.StorageBox,
+        )
+    except (ImportError, AttributeError):
+        return
+    assert needed
+
+    def put(parts: Sequence[Any], places: Sequence[Callable[[Any], Any]], shape: Any, strides: Any) -> Any:
+        graph, first = _graph(), parts[0]
+        layout = ir.FixedLayout(first.get_device(), first.get_dtype(), list(shape), list(strides))
+        whole = ir.ConcatKernel(name=None, layout=layout, inputs=[])
+        box = ir.StorageBox(whole)
+        written = []
+        for one, place_in in zip(parts, places, strict=True):
+            place = place_in(box)
+            written.append(_by_call(one, place) or ir.ConcatKernel.realize_into(one, place))
+        whole.name = graph.register_buffer(whole)
+        whole.inputs = ir.ConcatKernel.unwrap_storage(written)
+        graph.register_operation(whole)
+        return ir.TensorBox(box)
+
+    @register_lowering(cat_in_place.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower(parts: Sequence[Any], dim: int, strides: Sequence[int]) -> Any:
+        shape = list(parts[0].get_size())
+        ends = list(accumulate(one.get_size()[dim] for one in parts))
+        shape[dim] = ends[-1]
+        places = [
+            partial(ir.SliceView.create, dim=dim, start=begin, end=end, clamp=False)
+            for begin, end in pairwise([0, *ends])
+        ]
+        return put(parts, places, shape, strides)
+
+    @register_lowering(interleave.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower_interleaved(parts: Sequence[Any], windows: Sequence[int], strides: Sequence[int]) -> Any:
+        batch, channels, *space = parts[0].get_size()
+        shape = [batch, channels, *(size * of for size, of in zip(space, windows, strict=True))]
+        steps = [*strides[:2], *(step * of for step, of in zip(strides[2:], windows, strict=True))]
+
+        def place_in(box: Any, offset: int) -> Any:
+            own = ir.FixedLayout(
+                parts[0].get_device(), parts[0].get_dtype(), [batch, channels, *space], steps, offset=offset
+            )
+            return ir.ReinterpretView(data=box, layout=own)
+
+        offsets = [sum(map(operator.mul, place, strides[2:])) for place in places_of(windows)]
+        return put(parts, [partial(place_in, offset=one) for one in offsets], shape, strides)
+
+    @register_lowering(stored.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower_stored(x: Any) -> Any:
+        x.realize()
+        return x
+
+    can_concatenate = True
 
 
 def _register_groups() -> None:
@@ -130,7 +211,7 @@ def _register_groups() -> None:
 
     @register_lowering(cast_each.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
     def lower(xs: Sequence[Any], dtype: Any) -> list[Any]:
-        made, graph = [to_dtype(x, dtype) for x in xs], _graph()
+        made, graph = [to_dtype(x, dtype, copy=True) for x in xs], _graph()
         if graph.has_feature(xs[0].get_device(), BackendFeature.FOREACH):
             for one in made:
                 one.realize()
@@ -205,6 +286,19 @@ def _channel_call(
         return out
 
     return run
+
+
+def _by_call(one: Any, place: Any) -> Any:
+    """The buffer of a part that a call gives in the strides of its place, put there; None for other parts."""
+    from torch._inductor import ir
+
+    buffer = getattr(getattr(one, "data", None), "data", None)
+    if not isinstance(buffer, ir.ExternKernelOut) or not isinstance(buffer.layout, ir.FixedLayout):
+        return None
+    if list(buffer.layout.stride) != list(place.get_stride()) or not isinstance(place, ir.ReinterpretView):
+        return None
+    buffer.layout = ir.NonOwningLayout(place)
+    return buffer
 
 
 def _graph() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from jitdnn.frameworks.torch.convolution import memory_format
 from jitdnn.frameworks.torch.inductor_forms import (
     are_numbers,
     has_static_form,
+    is_convolution,
     is_from_outside,
     is_on_gpu,
     is_packed,
@@ -163,12 +165,37 @@ def orders_of(node: Node, wants_last: bool, is_settled: bool) -> tuple[list[Any]
     if not is_settled or not 4 <= values[0].dim() <= 5:
         return as_graph, as_graph
     is_first = memory_format(*values[1:]) is torch.contiguous_format and not says_last(values[2])
+    if is_first and _is_one_channel(values[1], values[2]) and _is_of_channels_last(operands[0]):
+        return [channels_last_strides(values[0].shape), None, None], as_graph
     if not wants_last and is_first:
         return as_graph, as_graph
     last = [channels_last_strides(one.shape) for one in values]
     if values[0].dim() == 4:
         return last, last
     return [None if is_from_outside(one) else own for one, own in zip(operands, last, strict=True)], as_graph
+
+
+def _is_one_channel(x: Tensor, w: Tensor) -> bool:
+    """Whether images and filters have one channel, and lie alike in both orders: they say nothing of results."""
+    return x.shape[1] == w.shape[1] == 1 and not says_last(w)
+
+
+def _is_of_channels_last(dy: Node) -> bool:
+    """Whether a gradient is computed of tensors that the graph is given with channels last."""
+    seen, left = set(), [dy]
+    count = dy.meta["val"].numel()
+    while left:
+        one = left.pop()
+        value = one.meta.get("val")
+        if one in seen or not isinstance(value, Tensor) or value.numel() != count:
+            continue
+        seen.add(one)
+        if one.op == "placeholder":
+            if 4 <= value.dim() <= 5 and tuple(value.stride()) == channels_last_strides(value.shape):
+                return one is not dy
+        elif one.op == "call_function" and not is_convolution(one) and one.target is not operator.getitem:
+            left += one.all_input_nodes
+    return False
 
 
 def _is_ordered(value: Tensor, order: list[int]) -> bool:

@@ -53,6 +53,15 @@ def may_save_otherwise() -> bool:
     return getattr(getattr(context, "fw_metadata", None), "num_intermediate_bases", None) == 0
 
 
+def visible_results(graph: Graph) -> set[Node] | None:
+    """What a graph gives to the program, not to its backward pass; None where that is not known."""
+    (end,) = (one for one in graph.nodes if one.op == "output")
+    shown, results = end.meta.get("user_visible_output_idxs"), end.args[0]
+    if shown is None or not isinstance(results, (list, tuple)):
+        return None
+    return {results[number] for number in shown if isinstance(results[number], Node)}
+
+
 def save_as_laid(graph: Graph, node: Node, laid: Node) -> None:
     """Have a graph give a node for its backward pass in the order of memory in which a convolution has it.
 

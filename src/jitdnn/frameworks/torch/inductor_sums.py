@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -192,18 +193,35 @@ def _sums(group: Sequence[_Reduction], options: str) -> Sums:
 
 def _become(graph: Graph, group: Sequence[_Reduction], options: str) -> bool:
     """Put one call in the place of some reductions, if it is faster."""
-    places, first = places_of(one.formula for one in group), group[0]
+    places = places_of(one.formula for one in group)
     if len(orders_of(places)) > 1:
         return False
     sums = _sums(group, options)
-    text = str(sums)
-    if not _is_faster(sums, text, options, places):
+    if not _is_faster(sums, str(sums), options, places):
         return False
+    _take_together(graph, group, sums)
+    return True
+
+
+def moments_left(graph: Graph, options: str) -> list[tuple[Sums, Node, Callable[[], Node]]]:
+    """Moments that are Inductor's still, of a call's result as it is: as a sum, of which node, and what makes a call of
+    them."""
+    found: list[tuple[Sums, Node, Callable[[], Node]]] = []
+    for group in _groups(graph, LEAST_BYTES):
+        (operand, *others), sums = places_of(one.formula for one in group), _sums(group, options)
+        if sums.results[0][0] == MOMENTS and not others and operand[1] is None:
+            found.append((sums, operand[0], partial(_take_together, graph, group, sums)))
+    return found
+
+
+def _take_together(graph: Graph, group: Sequence[_Reduction], sums: Sums) -> Node:
+    """Put one call in the place of some reductions."""
+    places, first = places_of(one.formula for one in group), group[0]
     order = {node: number for number, node in enumerate(graph.nodes)}
     place = order[first.node]
     with graph.inserting_before(first.node):
         operands = put_operands(graph, places, sums.forms)
-        made = _call(graph, channel_sums.default, operands, text)
+        made = _call(graph, channel_sums.default, operands, str(sums))
         row = 0
         for one in group:
             row = _take(graph, one, made, row)
@@ -215,7 +233,7 @@ def _become(graph: Graph, group: Sequence[_Reduction], options: str) -> bool:
         from torch._inductor.pattern_matcher import stable_topological_sort
 
         stable_topological_sort(graph)
-    return True
+    return made
 
 
 def _call(graph: Graph, target: Any, *arguments: Any) -> Node:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from jitdnn.frameworks.torch import choice
+from jitdnn.frameworks.torch import choice, inductor_patches
 from jitdnn.frameworks.torch.inductor_forms import (
     are_numbers,
     has_static_form,
@@ -25,32 +25,56 @@ from jitdnn.frameworks.torch.inductor_forms import (
     measuring,
     real,
 )
-from jitdnn.frameworks.torch.inductor_rewriting import laid_out, refresh, sum_by_channel
+from jitdnn.frameworks.torch.inductor_rewriting import (
+    laid_out,
+    may_save_otherwise,
+    refresh,
+    save_as_laid,
+    sum_by_channel,
+)
 from jitdnn.frameworks.torch.inductor_tail import only_external
 from jitdnn.frameworks.torch.kernels import channels_last_strides
 from jitdnn.frameworks.torch.kinds import words
 from jitdnn.frameworks.torch.options import handle_of, parse
 
 aten = torch.ops.aten
+_PRODUCT, _WHOLE = "product", "whole"
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
 
 
 def become_products(graph: Graph, options: str) -> int:
-    """Rewrite a graph in place, where the product is faster than torch's kernel; how many nodes there were."""
+    """Rewrite a graph in place, where the product, or ours as it is, is faster than torch's kernel; how many nodes
+    there were."""
+    nodes = list(_nodes(graph))
+    whole = [node for node in nodes if inductor_patches.can_be(node)]
+    inductor_patches.compiled_ahead(whole, options)
     count = 0
-    for node in list(graph.nodes):
-        if node.target is _FORWARD and _is_divided(node, node.args[0], node.args[1], node.args[3:]):
-            x, w, bias, *_ = node.args
-            if _is_faster(options, node, (x, w), _forward):
-                _replace_forward(graph, node, x, w, bias)
-                count += 1
-        elif node.target is _BACKWARD and _is_divided(node, node.args[1], node.args[2], node.args[4:10]):
-            if not any(node.args[10][:2]) or any(user.target is not operator.getitem for user in node.users):
-                continue
-            if _is_faster(options, node, node.args[:3], _backward):
-                _replace_backward(graph, node)
-                count += 1
+    for node in nodes:
+        way = _fastest(options, node, node in whole)
+        count += way is not None
+        if way == _WHOLE:
+            replace = (
+                inductor_patches.replace_forward
+                if node.target is _FORWARD
+                else inductor_patches.replace_backward
+            )
+            replace(graph, node, options)
+        elif way == _PRODUCT and node.target is _FORWARD:
+            _replace_forward(graph, node, *node.args[:3])
+        elif way == _PRODUCT:
+            _replace_backward(graph, node)
     return count
+
+
+def _nodes(graph: Graph) -> Iterator[Node]:
+    for node in graph.nodes:
+        if (node.target is _FORWARD and _is_divided(node, node.args[0], node.args[1], node.args[3:])) or (
+            node.target is _BACKWARD
+            and _is_divided(node, node.args[1], node.args[2], node.args[4:10])
+            and any(node.args[10][:2])
+            and all(user.target is operator.getitem for user in node.users)
+        ):
+            yield node
 
 
 def _is_divided(node: Node, x: Any, w: Any, geometry: Sequence[Any]) -> bool:
@@ -113,31 +137,57 @@ def _divided(x: Any, w: Any) -> list[int]:
     return [batch, k, *(n for size, tap in zip(space, taps, strict=True) for n in (size, tap))]
 
 
-def _is_faster(
-    options: str,
-    node: Node,
-    operands: Sequence[Any],
-    ways: Callable[..., tuple[Callable[[], Any], Callable[[], Any]]],
-) -> bool:
+def _order(node: Node, x: Node) -> tuple[int, ...] | None:
+    """The strides of x for a product whose results lie as those of the convolution; None: as the graph says.
+
+    A filter of one tap lies alike in both orders of channels, so that x alone says how results lie.
+    """
+    value = node.meta["val"]
+    last = channels_last_strides(value.shape)
+    return channels_last_strides(x.meta["val"].shape) if tuple(value.stride()) == last else None
+
+
+def _fastest(options: str, node: Node, may_be_whole: bool) -> str | None:
+    """How a node is to be computed, None by torch's kernel."""
+    is_forward = node.target is _FORWARD
+    operands = node.args[:2] if is_forward else node.args[:3]
+    strides: list[Any] = [None] * len(operands)
+    if is_forward:
+        strides[0] = _order(node, node.args[0])
+    elif may_be_whole:
+        strides[0] = inductor_patches.order_of(node.args[0])
     try:
         with measuring(True):
-            tensors = [real(one.meta["val"]) for one in operands]
-            ours, stock = ways(node, *tensors)
+            tensors = [real(one.meta["val"], own) for one, own in zip(operands, strides, strict=True)]
+            product, stock = (_forward if is_forward else _backward)(node, *tensors)
             device = tensors[0].device
-            decision = choice.decide(
-                f"torch {node.target} transposed as product {words(tuple(tensors))} {only_external(node)} {options}",
-                handle_of(options, device.type), device, parse(options).measure, ours, stock,
-            )  # fmt: skip
+            handle, name = handle_of(options, device.type), f"torch {node.target} transposed"
+            kind = f"{words(tuple(tensors))} {_is_laid(node)} {options}"
+            measure = parse(options).measure
+            decision = choice.decide(f"{name} as product {kind}", handle, device, measure, product, stock)
+            way = _PRODUCT if decision.is_ours else None
+            if may_be_whole:
+                call = inductor_patches.forward_call if is_forward else inductor_patches.backward_call
+                ours, rival = call(node, options, *tensors), product if decision.is_ours else stock
+                decision = choice.decide(
+                    f"{name} as it is, {way} {kind}", handle, device, measure, ours, rival
+                )
+                way = _WHOLE if decision.is_ours else way
     except torch.OutOfMemoryError:
-        return False
-    return decision.is_ours
+        return None
+    return way
+
+
+def _is_laid(node: Node) -> bool:
+    """Whether a result is written side by side by a kernel of its own: for calls, or beside other channels."""
+    return only_external(node) or (len(node.users) == 1 and next(iter(node.users)).target is aten.cat.default)
 
 
 def _forward(node: Node, x: Tensor, w: Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
     axes, geometry = x.dim() - 2, node.args[3:]
     one, _, apart = _shapes(x, w)
     laid = w.permute(_filter_order(axes)).reshape(one)
-    is_read = only_external(node)
+    is_read = _is_laid(node)
 
     def product() -> Any:
         y = _FORWARD(x, laid, None, *_plain(axes))
@@ -187,8 +237,11 @@ def _replace_forward(graph: Graph, node: Node, x: Node, w: Node, bias: Node | No
     value = node.meta["val"]
     axes = value.dim() - 2
     _, _, apart = _shapes(x.meta["val"], w.meta["val"])
+    laid = laid_out(graph, node, x, _order(node, x))
+    if may_save_otherwise():
+        save_as_laid(graph, x, laid)
     with graph.inserting_before(node):
-        y = call(_FORWARD, x, _with_one_tap(call, x, w), None, *_plain(axes))
+        y = call(_FORWARD, laid, _with_one_tap(call, x, w), None, *_plain(axes))
         y = call(aten.reshape.default, y, apart)
         y = call(aten.permute.default, y, _inverse(_apart_order(axes)))
         if bias is not None:

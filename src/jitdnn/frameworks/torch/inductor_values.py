@@ -48,10 +48,12 @@ _LEAST_NARROW = 3  # numbers of a channel that Inductor's kernel would read for 
 
 @dataclass
 class _Found:
-    """A node whose value is a formula, in the shape of the tensors that it reads."""
+    """A node whose value is a formula, in the shape of the tensors that it reads; `reads`: how many tensors a kernel
+    of Inductor's would read for it."""
 
     node: Node
     formula: Formula
+    reads: int
 
 
 def compute_values(graph: Graph, options: str, is_captured: bool = True) -> int:
@@ -95,9 +97,8 @@ def _value(node: Node, least: int) -> _Found | None:
     shape = shape_below(node, value.numel())
     if shape != tuple(value.shape):
         return None
-    formula = Formula(shape)
     try:
-        formula.last = Reader(formula, 1 << 30).computed(node)
+        formula, reads = _formula(node, shape)
     except Cut:
         return None
     if sum(each.meta["val"].numel() * each.meta["val"].element_size() for each in formula.wide) < least:
@@ -115,7 +116,19 @@ def _value(node: Node, least: int) -> _Found | None:
         tuple(each.meta["val"].shape) != shape for each in formula.wide
     ):
         return None
-    return _Found(node, formula)
+    return _Found(node, formula, reads)
+
+
+def _formula(node: Node, shape: tuple[int, ...]) -> tuple[Formula, int]:
+    """The formula of a node, and how many tensors it reads where others compute the numbers of channels. Raises Cut."""
+    plain, whole = Formula(shape), Formula(shape)
+    plain.last = Reader(plain, 1 << 30).computed(node)
+    reads = len(plain.operands)
+    try:
+        whole.last = Reader(whole, 1 << 30, computes_narrow=True).computed(node)
+    except Cut:
+        return plain, reads
+    return (whole if len(whole.operands) <= max(reads, MOST_OPERANDS) else plain), reads
 
 
 def _is_for_calls(node: Node) -> bool:
@@ -165,14 +178,14 @@ def _is_faster(values: Values, one: _Found, options: str) -> bool:
             ours = inductor_lowering.values_call(tensors, text)
             decision = choice.decide(
                 f"torch values {text}", handle_of(options, device.type), device, parse(options).measure, ours,
-                _passes(values, tensors),
+                _passes(values, tensors, one.reads),
             )  # fmt: skip
     except torch.OutOfMemoryError:
         return False
     return decision.is_ours
 
 
-def _passes(values: Values, tensors: Sequence[Tensor]) -> Callable[[], object]:
+def _passes(values: Values, tensors: Sequence[Tensor], reads: int) -> Callable[[], object]:
     """Passes over the same bytes that read no number of a channel, as many as Inductor makes: what reads more than so
     many tensors, small ones counted, it writes down on the way."""
     from torch._inductor import config
@@ -180,7 +193,7 @@ def _passes(values: Values, tensors: Sequence[Tensor]) -> Callable[[], object]:
     wide = [one for one in tensors if one.shape == values.result[0]]
     out = torch.empty_like(wide[0], dtype=getattr(torch, values.result[2]))
     first = _one_pass(wide, out)
-    if len(tensors) <= (getattr(config, "realize_acc_reads_threshold", None) or _MOST_READS):
+    if reads <= (getattr(config, "realize_acc_reads_threshold", None) or _MOST_READS):
         return first
     second = _one_pass([out, *wide[1:]][:2], torch.empty_like(out))
 

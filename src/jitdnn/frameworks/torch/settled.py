@@ -57,7 +57,8 @@ def text_of(
 
     `direction`: "forward", "data" or "filter"; `geometry`: what `aten::convolution` takes behind its tensors, of no
     transposed one; `dy` the gradient of the result, for the last two, or the result where it is to lie otherwise than
-    torch's own would.
+    torch's own would. "transposed": a transposed convolution of dy as the data's gradient that it is, whose result lies
+    in memory as x does, which may be some channels of another tensor, and may have a bias.
     """
     y = dy
     if y is None:
@@ -69,13 +70,14 @@ def text_of(
     return repr((direction, *forms, has_bias, numbers, options))
 
 
-def _parsed(text: str) -> tuple[str, list[Form], bool, Geometry, str]:
+def parsed(text: str) -> tuple[str, list[Form], bool, Geometry, str]:
+    """Direction, forms of x, w and y, whether there is a bias, geometry, options. Raises InvalidArgument."""
     try:
         direction, *forms, has_bias, numbers, options = literal_eval(text)
         found = [(shape, strides, getattr(torch, name)) for shape, strides, name in forms]
         x, *_ = found
         geometry = Geometry.of(len(x[0]) - 2, *numbers)
-        if direction not in DIRECTIONS[:3] or len(found) != 3 or geometry.transposed:
+        if direction not in (*DIRECTIONS[:3], "transposed") or len(found) != 3 or geometry.transposed:
             raise ValueError(direction)
     except (ValueError, TypeError, SyntaxError, AttributeError) as error:
         raise InvalidArgument(f"{text[:200]!r} is no text of jitdnn::settled_convolution: {error}") from None
@@ -84,7 +86,7 @@ def _parsed(text: str) -> tuple[str, list[Form], bool, Geometry, str]:
 
 def _roles(direction: str) -> tuple[int, int, int]:
     """Which of x, w and y are the first operand, the second, and the result."""
-    return {"forward": (0, 1, 2), "data": (2, 1, 0), "filter": (0, 2, 1)}[direction]
+    return {"forward": (0, 1, 2), "data": (2, 1, 0), "transposed": (2, 1, 0), "filter": (0, 2, 1)}[direction]
 
 
 def _like(form: Form) -> Tensor:
@@ -93,10 +95,12 @@ def _like(form: Form) -> Tensor:
 
 def _result(text: str) -> tuple[str, list[Form], bool, Geometry, str, Tensor]:
     """The parsed text, and a result without data, where the direction's own operator would have it in memory."""
-    direction, forms, has_bias, geometry, options = _parsed(text)
+    direction, forms, has_bias, geometry, options = parsed(text)
     x, w, y = map(_like, forms)
     if direction == "forward":
         made = y
+    elif direction == "transposed":
+        made = x
     else:
         made = torch.empty_like(x if direction == "data" else w)
     return direction, forms, has_bias, geometry, options, made
@@ -143,7 +147,7 @@ def _prepared(text: str, device: torch.device) -> _Prepared:
     metas = [_like(form) for form in forms]
     metas[result] = out
     x, w, y = metas
-    problem = problem_of(direction, x, w, y, geometry)
+    problem = problem_of("data" if direction == "transposed" else direction, x, w, y, geometry)
     handle = handle_of(options, device.type)
     operands = [metas[first], metas[second], out]
     bias = ((out.shape[1],), (1,), out.dtype) if has_bias else None
@@ -250,7 +254,7 @@ def form_of_result(text: str) -> Form:
 
 def forms_of_operands(text: str) -> tuple[Form, Form]:
     """The forms of its two operands."""
-    direction, forms, *_ = _parsed(text)
+    direction, forms, *_ = parsed(text)
     first, second, _ = _roles(direction)
     return forms[first], forms[second]
 
@@ -263,6 +267,10 @@ def _general(
     backward: Any = convolution.backward
     if direction == "forward":
         y.copy_(forward(a, b, c, *g.arguments, options))
+    elif direction == "transposed":
+        axes = zip(y.shape[2:], a.shape[2:], b.shape[2:], g.stride, g.padding, g.dilation, strict=True)
+        more = [n - (m - 1) * s + 2 * p - d * (k - 1) - 1 for n, m, k, s, p, d in axes]
+        y.copy_(forward(a, b, c, g.stride, g.padding, g.dilation, True, more, g.groups, options))
     elif direction == "data":
         y.copy_(backward(a, y, b, *g.arguments, (True, False, False), options)[0])
     else:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.attention.algorithm import Flash, FlashInThree
-from jitdnn.kernels.cuda.convolution.boxes.algorithm import WarpgroupGemmInBoxes, WarpgroupWgradInBoxes
+from jitdnn.kernels.cuda.convolution.boxes.algorithm import (
+    WarpgroupFusedInBoxes,
+    WarpgroupGemmInBoxes,
+    WarpgroupWgradInBoxes,
+    summed_convolution,
+)
 from jitdnn.kernels.cuda.convolution.channels_last import ChannelsLast, FewChannelsLast
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
@@ -13,6 +18,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannelsTf32,
 )
 from jitdnn.kernels.cuda.convolution.few_channels.halves import FewChannelsHalves
+from jitdnn.kernels.cuda.convolution.few_channels.summed import FewChannelsSummed
 from jitdnn.kernels.cuda.convolution.few_pixels.algorithm import FewPixels
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped, GroupedF32, GroupedTf32
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
@@ -26,6 +32,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
 from jitdnn.kernels.cuda.convolution.merged_groups import MergedGroups, MergedGroupsTf32
 from jitdnn.kernels.cuda.convolution.patch import Patch, PatchF32, PatchTf32
 from jitdnn.kernels.cuda.convolution.patch_copied import PatchCopied
+from jitdnn.kernels.cuda.convolution.patches.algorithm import WarpgroupPatches
 from jitdnn.kernels.cuda.convolution.planar.algorithm import Planar
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
@@ -95,7 +102,16 @@ from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.rnn import DIRECTIONS, Recurrent
 
-__all__ = ["ALGORITHMS", "ELEMENTWISE", "IMAGE_TRANSFORM", "MULTI_TENSOR", "REDUCTION", "ROWS", "SCAN"]
+__all__ = [
+    "ALGORITHMS",
+    "ELEMENTWISE",
+    "IMAGE_TRANSFORM",
+    "MULTI_TENSOR",
+    "REDUCTION",
+    "ROWS",
+    "SCAN",
+    "SUMMED_CONVOLUTION",
+]
 
 _ELEMENTWISE = ElementwiseLoops()
 _CORRELATION: tuple[Algorithm, ...] = (
@@ -184,7 +200,14 @@ def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, 
 
 _FORWARD, _FILTER = _with_patch("fwd", _CORRELATION), _with_patch("bwd_filter", _WGRAD)
 _SEPARATE = separate_kernels({"fwd": _FORWARD, "bwd_filter": _FILTER}, is_tensor=True)
-_FUSED = (WarpgroupFused(_SEPARATE[0]), *_SEPARATE)
+_FUSED = (
+    WarpgroupFused(_SEPARATE[0]),
+    WarpgroupFusedInBoxes(_SEPARATE[0]),
+    FewChannelsSummed(_SEPARATE[0]),
+    *_SEPARATE,
+)
+
+SUMMED_CONVOLUTION = summed_convolution
 
 _MATMUL: tuple[Algorithm, ...] = (
     WarpgroupMatmul(),
@@ -204,7 +227,7 @@ _FLASH: tuple[Algorithm, ...] = (Flash(), FlashInThree())
 ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     **PLAIN,
     (Convolution, "fwd"): _FORWARD,
-    (Convolution, "bwd_data"): _with_patch("bwd_data", _CORRELATION),
+    (Convolution, "bwd_data"): (WarpgroupPatches(), *_with_patch("bwd_data", _CORRELATION)),
     (Convolution, "bwd_filter"): _FILTER,
     (Attention, "fwd"): (*_FLASH, *PLAIN[Attention, "fwd"]),
     (Attention, "bwd"): (*_FLASH, *PLAIN[Attention, "bwd"]),

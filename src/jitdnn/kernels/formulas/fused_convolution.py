@@ -221,15 +221,16 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
 
     @staticmethod
     def _sums(problem: FusedConvolution) -> Step:
-        """The pass over y: a row is all that has one channel."""
+        """The pass over y: a row is all that has one channel, or one channel of one image."""
         y = problem.convolution.y
+        axes = (*(() if problem.is_by_image else (0,)), *range(2, len(y.shape)))
         tensors = [y]
         for tensor in (problem.sums, problem.squares):
             assert tensor is not None
-            for axis in (0, *range(2, len(y.shape))):
+            for axis in axes:
                 tensor = tensor.insert_axis(axis)
             tensors.append(tensor)
-        return Step(_SUMS, tuple(tensors), (0, *range(2, len(y.shape))), plain=(0, 1))
+        return Step(_SUMS, tuple(tensors), axes, plain=(0, 1))
 
     def _build(
         self, problem: FusedConvolution, steps: _Steps, device: Device, epilogue: Epilogue | None

@@ -9,9 +9,13 @@ the products of a gradient are ten ninths of that, of 9 lines of taps in 5 pairs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
-from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel
 from jitdnn.kernels.cuda.convolution.boxes import correlation_plan, wgrad_plan
+from jitdnn.kernels.cuda.convolution.boxes.common import CHANNELS
+from jitdnn.kernels.cuda.convolution.boxes.sums import moments, summing_of
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmInPlace,
@@ -20,6 +24,9 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.convolution_fused import FusedConvolution
+from jitdnn.rtcg.expression import Expression
+from jitdnn.tensor import TensorDescriptor, packed_strides
 
 MAX_EXTENT = 2**30
 _ALIGNMENTS = (16, 16, 1)
@@ -68,8 +75,9 @@ class WarpgroupGemmInBoxes(KernelAlgorithm[Convolution, GpuDevice]):
         assert isinstance(plan, correlation_plan.Plan), plan
 
         def build() -> Kernel:
-            launch = Launch("correlate_boxes", plan.thread_blocks, plan.threads, plan.shared)
-            kernel = device.kernel(correlation_source(plan), [launch], 3, tables=plan.tables)
+            kernel = device.kernel(
+                correlation_source(plan), [correlation_launch(plan)], 3, tables=plan.tables
+            )
             return ByAddress(kernel, lambda: ImplicitGemmInPlace().build(problem, device), (16, 16, 16))
 
         return PlannedKernel(0, plan.seconds, build)
@@ -110,6 +118,52 @@ class WarpgroupWgradInBoxes(KernelAlgorithm[Convolution, GpuDevice]):
         return "other taps, where boxes of dy end beyond it and are filled with zeros"
 
 
+class WarpgroupFusedInBoxes(KernelAlgorithm[FusedConvolution, GpuDevice]):
+    """fprop without strides, with sums by channel of its results and of their squares, of each image or of all."""
+
+    name = "implicit_gemm_wgmma_in_boxes"
+    problem = FusedConvolution
+    takes_no_epilogue = (
+        "sums by channel are those of the convolution itself: with an epilogue they are not computed"
+    )
+
+    def __init__(self, separate: Algorithm, boxes: tuple[correlation_plan.Box, ...] = ()) -> None:
+        """`separate`: what takes operands at any address."""
+        self._separate, self._boxes = separate, boxes
+
+    def refusal(self, problem: FusedConvolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        own = problem.convolution
+        if not problem.has_sums or problem.has_prologue:
+            return "sums by channel are fused with the convolution here, and no prologue"
+        for name, tensor in (("sums", problem.sums), ("squares", problem.squares)):
+            if tensor is not None and tensor.strides != packed_strides(tensor.shape):
+                return f"{name} have strides {tensor.strides}: numbers of channels must lie side by side"
+        if reason := WarpgroupGemmInBoxes(self._boxes).refusal(own, device, None):
+            return reason
+        if self._separate.refuse(problem, device, epilogue):
+            return "operands at any address are for separate kernels, which do not take this problem"
+        found = correlation_plan.plan_of(own, device, self._boxes, moments(problem.is_by_image))
+        return found if isinstance(found, str) else None
+
+    def error_of(self, problem: FusedConvolution) -> float:
+        return tensor_core_bound(problem.convolution)
+
+    def plan(self, problem: FusedConvolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        own = problem.convolution
+        plan = correlation_plan.plan_of(own, device, self._boxes, moments(problem.is_by_image))
+        assert isinstance(plan, correlation_plan.Plan), plan
+        # another kernel takes operands that the copy engine does not, in the same workspace
+        room = max(plan.workspace, self._separate.workspace(problem, device, epilogue))
+
+        def build() -> Kernel:
+            kernel = summed_kernel(plan, own, device)
+            return ByAddress(
+                kernel, lambda: self._separate.build(problem, device, epilogue), (16, 16, 16, 1, 1)
+            )
+
+        return PlannedKernel(room, plan.seconds, build)
+
+
 def wgrad_source(plan: wgrad_plan.Plan, problem: Convolution) -> Source:
     """The text of the kernels."""
     result = problem.w.dtype
@@ -136,10 +190,53 @@ def wgrad_launches(plan: wgrad_plan.Plan) -> list[Launch]:
     ]
 
 
+def correlation_launch(plan: correlation_plan.Plan) -> Launch:
+    return Launch("correlate_boxes", plan.thread_blocks, plan.threads, plan.shared)
+
+
+def summed_kernel(plan: correlation_plan.Plan, problem: Convolution, device: GpuDevice) -> Kernel:
+    """The kernel of a plan with sums by channel."""
+    assert plan.summing is not None
+    groups = problem.n if plan.summing.by_image else 1
+    launches = [
+        correlation_launch(plan), Launch("add_sums", -(-plan.layer.outer // CHANNELS) * groups, 1024)
+    ]  # fmt: skip
+    return device.kernel(correlation_source(plan), launches, 3 + plan.summing.pointers, tables=plan.tables)
+
+
+def summed_convolution(
+    problem: Convolution,
+    formulas: Sequence[Expression],
+    operands: Sequence[TensorDescriptor],
+    place: int,
+    by_image: bool,
+    device: GpuDevice,
+    boxes: tuple[correlation_plan.Box, ...] = (),
+) -> tuple[Kernel, int] | str:
+    """A forward convolution or data gradient and sums by channel of formulas of its results, and bytes of workspace; or
+    why there is none.
+
+    The formulas read `operands`, of which number `place` is the result, the others in their order. The kernel takes
+    the addresses of the two operands of the convolution, its result, the sums of both formulas, (N or 1, channels) of
+    f32, then those of the tensor that is read beside the result, if there is one, and of numbers of channels. All of
+    tensors are multiples of 16 bytes. Formulas see results as they are stored.
+    """
+    data = problem.inputs[0].descriptor.dtype
+    reason = _refuse(problem, device)
+    if problem.direction == "bwd_filter" or problem.output.dtype != data or reason:
+        return reason or "results have the type of the data here, and are no filter's gradient"
+    summing = summing_of(problem, formulas, operands, place, by_image)
+    if isinstance(summing, str):
+        return summing
+    plan = correlation_plan.plan_of(problem, device, boxes, summing)
+    return plan if isinstance(plan, str) else (summed_kernel(plan, problem, device), plan.workspace)
+
+
 def correlation_source(plan: correlation_plan.Plan) -> Source:
     """The text of the kernel of results."""
     layer, box, dtype = plan.layer, plan.box, plan.layer.data.dtype
     defines: tuple[tuple[str, object], ...] = (
+        ("HAS_SUMS", int(plan.summing is not None)),
         *zip(("TAPS_T", "TAPS_R", "TAPS_S"), layer.taps, strict=True),
         *zip(("DILATION_D", "DILATION_H", "DILATION_W"), layer.dilation, strict=True),
         ("PATCH_H", box.patch_h),
@@ -153,4 +250,11 @@ def correlation_source(plan: correlation_plan.Plan) -> Source:
         ("LOW", f"{dtype}_low"),
         ("HIGH", f"{dtype}_high"),
     )
-    return Source("boxes", read_text("cuda/convolution/boxes", "correlation.cu"), defines, "hopper")
+    summing, folder = plan.summing, "cuda/convolution/boxes"
+    texts = [read_text(folder, "correlation.cuh", "results.cuh")]
+    if summing is not None:
+        defines += summing.defines
+        texts += [read_text(folder, "sums.cuh"), summing.text]
+    else:
+        defines += (("SUM_PARAMETERS", ""),)
+    return Source("boxes", "\n".join([*texts, read_text(folder, "correlation.cu")]), defines, "hopper")

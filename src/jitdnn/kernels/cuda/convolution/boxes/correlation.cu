@@ -10,30 +10,12 @@
 // taps along d at once: GROUP columns, of TAPS_T results along d. The first COLUMNS of them have had all of their taps then, and
 // leave; the others move to where the first ones were. So no tap along d brings a patch to the tensor cores again, which products
 // of few columns would wait for.
-
-#define METHOD __device__ __forceinline__
-constexpr int ROW = 64;  // bytes of a row of shared memory: 32 channels of a pixel
-constexpr int PATCH_W = 64 / PATCH_H, BOX_W = PATCH_W * CONSUMERS * PATCHES;
-constexpr int HALO_H = PATCH_H + (TAPS_R - 1) * DILATION_H, HALO_W = BOX_W + (TAPS_S - 1) * DILATION_W;
-constexpr int GROUP_ROWS = PATCH_H > 1 ? HALO_W : 8;  // from eight pixels of a patch to the next
-static_assert(PATCH_H == 8 || PATCH_H == 1, "groups of eight pixels along w lie at equal distances");
-constexpr int GROUP = TAPS_T * COLUMNS, SLOT_BYTES = GROUP * ROW;  // of the filter's slot of a tap (r, s)
-constexpr int COPIED_BYTES = HALO_H * HALO_W * ROW, STAGE_BYTES = (COPIED_BYTES + 1023) / 1024 * 1024;
-constexpr int BLOCK_THREADS = 128 * (CONSUMERS + 1);
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232, PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
-
-// What the host says of the problem, in the order of the `numbers` of correlation_plan.py.
-struct Tables {
-    TensorMap maps[2];      // of the data and of the filter
-    i64 positions, blocks;  // along d, of results DILATION_D apart; of 32 channels of the data
-    i64 works, boxes_h, boxes_w, base_d, base_h, base_w;  // positions of all columns; where the first window begins
-    i64 results_d, results_h, results_w, columns, tiles;  // channels of the result, and of how many COLUMNS they are
-    i64 first_tap[3], tap_step[3];         // of the filter, along each axis
-    i64 image, space_d, space_h, space_w;  // of the result, in elements
-};
+//
+// With HAS_SUMS formulas of the results are summed as they leave, for each channel of an image: in registers as long as a thread
+// block stays in the image, then by its threads in a fixed order, and for all thread blocks by `add_sums` (sums.cuh).
 
 struct Ring {
-    u32 filter, shared, barriers;
+    u32 filter, shared, barriers;  // behind these come sums of warps
 
     METHOD Ring(u32 shared_memory, int blocks)
         : filter(shared_memory), shared(shared_memory + TAPS_R * TAPS_S * blocks * SLOT_BYTES),
@@ -60,10 +42,11 @@ struct Run {
 
 // What a thread block has: a share of all positions, for some columns.
 struct Share {
-    int first_column, begin, end;
+    int sharer, first_column, begin, end;
 
     METHOD Share(const Tables &tables) {
-        const int tiles = (int)tables.tiles, sharer = blockIdx.x / tiles, sharers = gridDim.x / tiles;
+        const int tiles = (int)tables.tiles, sharers = gridDim.x / tiles;
+        sharer = blockIdx.x / tiles;
         first_column = (blockIdx.x - sharer * tiles) * COLUMNS;
         begin = (int)(tables.works * sharer / sharers), end = (int)(tables.works * (sharer + 1) / sharers);
     }
@@ -145,25 +128,11 @@ FUNCTION void multiply_stage(u32 data, u32 filter, Sums &sums, bool is_added) {
     wgmma_fence_operand(sums);
 }
 
-// Four lanes with the same rows exchange words: lane i has those of columns 8 * i of 32 then, from the first lane on.
-FUNCTION void exchange(u32 (&words)[4]) {
-#pragma unroll
-    for (int apart = 1; apart < 4; apart *= 2) {
-        const bool is_second = threadIdx.x & apart;
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            if (n & apart) continue;
-            const u32 other = shuffle_xor(is_second ? words[n] : words[n | apart], apart);
-            if (is_second)
-                words[n] = other;
-            else
-                words[n | apart] = other;
-        }
-    }
-}
-
 // Stores the first COLUMNS sums, of a position along d.
 FUNCTION void store_results(const Sums &sums, const Tables &tables, const Run &run, int first_column, int d, int consumer,
+#if HAS_SUMS
+                            Totals &totals, const Numbers &numbers, const Beside &beside,
+#endif
                             u16 *result, f32 alpha, f32 beta) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     if (d >= (int)tables.results_d) return;
@@ -178,35 +147,51 @@ FUNCTION void store_results(const Sums &sums, const Tables &tables, const Run &r
                       first_column + lane % 4 * 8;
 #pragma unroll
             for (int n = 0; n < COLUMNS; n += 32) {
-                const f32 *own = sums[patch] + n / 2 + 2 * below;
                 const bool has_columns = is_there && first_column + n + lane % 4 * 8 < (int)tables.columns;
                 u32 words[4];
-                if (beta == 0) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) words[i] = PACK(alpha * own[4 * i], alpha * own[4 * i + 1]);
-                    exchange(words);
-                } else {  // sums are rounded once: those of four lanes are exchanged as they are
-                    u32 low[4], high[4];
-#pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        low[i] = __float_as_uint(alpha * own[4 * i]), high[i] = __float_as_uint(alpha * own[4 * i + 1]);
-                    exchange(low);
-                    exchange(high);
-                    const uint4 four = has_columns ? *(const uint4 *)(to + n) : uint4{0, 0, 0, 0};
-                    const u32 before[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        words[i] = PACK(__uint_as_float(low[i]) + beta * LOW(before[i]),
-                                        __uint_as_float(high[i]) + beta * HIGH(before[i]));
-                }
+                rounded(words, sums[patch] + n / 2 + 2 * below, to + n, has_columns, alpha, beta);
                 if (has_columns) store16(to + n, make_uint4(words[0], words[1], words[2], words[3]));
+#if HAS_SUMS
+                if (has_columns) {
+                    const uint4 four = beside[patch][below][n / 32];
+                    const u32 others[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        add_formulas(totals, numbers, n / 4 + 2 * i, LOW(words[i]), LOW(others[i]));
+                        add_formulas(totals, numbers, n / 4 + 2 * i + 1, HIGH(words[i]), HIGH(others[i]));
+                    }
+                }
+#endif
             }
         }
 }
 
+#if HAS_SUMS
+// What lies beside the results of a position along d.
+FUNCTION void load_beside(Beside &found, const Tables &tables, const Run &run, int first_column, int d, int consumer,
+                          const u16 *beside) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int patch = 0; patch < PATCHES; ++patch)
+#pragma unroll
+        for (int below = 0; below < 2; ++below) {
+            const int group = 2 * warp + below, h = run.h + (PATCH_H > 1 ? group : 0);
+            const int w = run.w + (consumer * PATCHES + patch) * PATCH_W + (PATCH_H > 1 ? 0 : 8 * group) + lane / 4;
+            const bool is_there = HAS_BESIDE && d < (int)tables.results_d && h < (int)tables.results_h && w < (int)tables.results_w;
+            const i64 from = run.image * tables.beside[0] + d * tables.beside[1] + h * tables.beside[2] + w * tables.beside[3];
+#pragma unroll
+            for (int n = 0; n < COLUMNS; n += 32) {
+                const int column = first_column + n + lane % 4 * 8;
+                found[patch][below][n / 32] =
+                    is_there && column < (int)tables.columns ? *(const uint4 *)(beside + from + column) : uint4{0, 0, 0, 0};
+            }
+        }
+}
+#endif
+
 KERNEL2(BLOCK_THREADS, 1)
-void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second, u16 *result, u8 *workspace, SCALE alpha,
-                     SCALE beta) {
+void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second, u16 *result, SUM_PARAMETERS u8 *workspace,
+                     SCALE alpha, SCALE beta) {
     extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[];
     const Ring ring(smem_address(shared_memory), (int)tables.blocks);
     if (threadIdx.x == 0) {
@@ -232,14 +217,32 @@ void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second
     int stage = 0;
     u32 parity = 0;
     Sums sums;
+#if HAS_SUMS
+    Totals totals = {};
+    Numbers numbers = {};
+    Beside others = {};
+    const Parts parts(ring.filter_is_there() + 16, tables, workspace, share.sharer, share.first_column, warpgroup);
+    int image = -1;
+#endif
     wgmma_fence_operand(sums);
     mbarrier_wait(ring.filter_is_there(), 0);
 #pragma unroll 1
     for (int work = share.begin; work < share.end;) {
         const Run run(tables, work, share.end);
         work += run.count;
+#if HAS_SUMS
+        if (run.image != image) {
+            if (image >= 0) parts.leave(totals, image, warpgroup);
+            image = run.image;
+            load_numbers(numbers, tables, image, share.first_column, NUMBER_ARGUMENTS);
+        }
+#endif
 #pragma unroll 1
         for (int step = 0; step < run.count + TAPS_T - 1; ++step) {
+            const int d = run.d + (step - (TAPS_T - 1)) * DILATION_D;
+#if HAS_SUMS  // asked for before the products, behind which it is wanted
+            if (HAS_BESIDE && step >= TAPS_T - 1) load_beside(others, tables, run, share.first_column, d, warpgroup, BESIDE);
+#endif
 #pragma unroll 1
             for (int block = 0; block < blocks; ++block) {
                 mbarrier_wait(ring.full(stage), parity);
@@ -249,8 +252,11 @@ void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
             if (step >= TAPS_T - 1)
-                store_results(sums, tables, run, share.first_column, run.d + (step - (TAPS_T - 1)) * DILATION_D, warpgroup,
-                              result, (f32)alpha, (f32)beta);
+#if HAS_SUMS  // neither alpha nor beta touches what is summed
+                store_results(sums, tables, run, share.first_column, d, warpgroup, totals, numbers, others, result, 1, 0);
+#else
+                store_results(sums, tables, run, share.first_column, d, warpgroup, result, (f32)alpha, (f32)beta);
+#endif
 #pragma unroll
             for (int patch = 0; patch < PATCHES; ++patch)
 #pragma unroll
@@ -261,4 +267,7 @@ void correlate_boxes(TABLES(Tables, tables), const u16 *first, const u16 *second
             wgmma_fence_operand(sums);
         }
     }
+#if HAS_SUMS
+    if (image >= 0) parts.leave(totals, image, warpgroup);
+#endif
 }

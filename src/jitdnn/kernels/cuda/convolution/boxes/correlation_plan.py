@@ -20,6 +20,7 @@ from jitdnn.kernels.cuda.convolution.boxes.common import (
     Three,
     box_map,
 )
+from jitdnn.kernels.cuda.convolution.boxes.sums import Summing
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import Operand, filter_map
 from jitdnn.kernels.cuda.cost import gemm_clock
 from jitdnn.kernels.cuda.gemm.plan import three
@@ -29,6 +30,7 @@ _MOST_COLUMNS, _MOST_GROUP = 128, 256
 """Channels of the result; columns of a product, which has some of them of all taps along d."""
 _MOST_SUMS = {2: 160, 3: 96}
 """Registers of a thread for sums, by consumers."""
+_MORE_SUMS = 16  # where results are summed by channel, for what is kept for that
 _LEAST_STAGES, _MAX_STAGES = 3, 8
 _MOST_WORKS = 2**31
 _NO_ROOM = (
@@ -48,6 +50,7 @@ _FEW_STAGES = {3: 1.1, 4: 1.06, 5: 1.04}  # factors
 _LONG_PATCHES = 1.1  # factor on patches of 1 x 64
 _START_CYCLES = 5000.0
 _LAUNCH = 2.0e-6
+_PART = 0.05e-6  # of sums by channel, for each that a thread adds up
 _MEMORY_SHARE = 0.86  # of the bandwidth of copies
 
 
@@ -73,6 +76,11 @@ class Box:
     @property
     def results(self) -> int:
         return self.patch_h * self.w
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of sums by channel of all warps."""
+        return self.consumers * 4 * 2 * self.columns * 4
 
 
 @dataclass(frozen=True)
@@ -171,17 +179,22 @@ class Layer:
     def shared(self, box: Box) -> int:
         return self.filter_bytes(box) + box.stages * (self.stage_bytes(box) + BARRIER_BYTES) + BARRIER_BYTES
 
-    def boxes(self, shared_bytes: int) -> Iterator[Box]:
-        """Those worth estimating."""
+    def boxes(self, shared_bytes: int, summing: Summing | None = None) -> Iterator[Box]:
+        """Those worth estimating; `summing`: by channel, as results leave."""
         widest = -(-self.outer // CHANNELS) * CHANNELS
         for columns in range(CHANNELS, min(widest, _MOST_GROUP // self.taps[0]) + 1, CHANNELS):
             if widest % columns:
                 continue
             for consumers, patches in itertools.product((2, 3), (1, 2, 3, 4)):
                 box = Box(consumers, patches, 1, self.patch_h, columns)
-                if patches * self.group(box) // 2 > _MOST_SUMS[consumers] or max(self.halo(box)) > MOST_BOX:
+                registers, most = patches * self.group(box) // 2, _MOST_SUMS[consumers]
+                if summing is not None:
+                    registers += columns // 4 * (2 + summing.numbers + summing.has_beside * patches)
+                    most += _MORE_SUMS
+                if registers > most or max(self.halo(box)) > MOST_BOX:
                     continue
                 room = shared_bytes - self.filter_bytes(box) - BARRIER_BYTES
+                room -= 0 if summing is None else box.sum_bytes
                 stages = min(_MAX_STAGES, room // (self.stage_bytes(box) + BARRIER_BYTES))
                 if stages >= _LEAST_STAGES:
                     yield replace(box, stages=stages)
@@ -218,6 +231,8 @@ class Plan:
     thread_blocks: int
     seconds: float
     tables: Tables
+    workspace: int = 0
+    summing: Summing | None = None
 
     @property
     def threads(self) -> int:
@@ -225,12 +240,14 @@ class Plan:
 
     @property
     def shared(self) -> int:
-        return self.layer.shared(self.box)
+        return self.layer.shared(self.box) + (self.box.sum_bytes if self.summing else 0)
 
 
 @lru_cache(512)
-def plan_of(problem: Convolution, device: GpuDevice, boxes: tuple[Box, ...] = ()) -> Plan | str:
-    """The fastest plan by the model, of these boxes if there are any, or why there is none."""
+def plan_of(
+    problem: Convolution, device: GpuDevice, boxes: tuple[Box, ...] = (), summing: Summing | None = None
+) -> Plan | str:
+    """The fastest plan by the model, of these boxes if there are any, or why there is none. `summing`: by channel."""
     layer, facts = Layer.of(problem), device.facts
     result = problem.output
     if max(problem.stride) > 1:
@@ -250,7 +267,7 @@ def plan_of(problem: Convolution, device: GpuDevice, boxes: tuple[Box, ...] = ()
     of_layers = [
         (one, box)
         for one in layers
-        for box in boxes or one.boxes(facts.shared_bytes)
+        for box in boxes or one.boxes(facts.shared_bytes, summing)
         if box.patch_h == one.patch_h
     ]
     for layer, box in of_layers:  # the same in another order of axes
@@ -264,6 +281,8 @@ def plan_of(problem: Convolution, device: GpuDevice, boxes: tuple[Box, ...] = ()
     if works >= _MOST_WORKS:
         return f"{works} boxes: at most {_MOST_WORKS} are counted"
     moved = sum(operand.descriptor.nbytes for operand in problem.inputs) + result.nbytes
+    if summing is not None and summing.has_beside:
+        moved += result.nbytes
     seconds = max(cycles / gemm_clock(facts), moved / (_MEMORY_SHARE * device.bandwidth)) + _LAUNCH
     h, w = layer.halo(box)
     a, b, c = own.space
@@ -272,10 +291,18 @@ def plan_of(problem: Convolution, device: GpuDevice, boxes: tuple[Box, ...] = ()
         box_map(layer.data, (w, h, 1)),
         filter_map(layer.weights, CHANNELS, CHANNELS if layer.is_across else box.columns),
     )
-    numbers = (
+    numbers: tuple[int, ...] = (
         layer.positions, layer.blocks, works, *layer.counts(box), *layer.base, *layer.results, layer.outer,
         layer.tiles(box), *layer.first_tap, *layer.tap_step, own.image, *space,
     )  # fmt: skip
     tiles = layer.tiles(box)
-    thread_blocks = tiles * min(works, max(1, device.multiprocessors // tiles))
-    return Plan(layer, box, thread_blocks, AMONG_OTHERS * seconds, Tables(maps, numbers))
+    sharers = min(works, max(1, device.multiprocessors // tiles))
+    workspace = 0
+    if summing is not None:
+        numbers += summing.tables(problem.n, sharers, layer.patch_h == 1)
+        parts = (sharers + problem.n) * box.consumers
+        workspace = parts * 2 * box.columns * tiles * 4
+        seconds += _LAUNCH + parts / 32 * _PART
+    return Plan(
+        layer, box, tiles * sharers, AMONG_OTHERS * seconds, Tables(maps, numbers), workspace, summing
+    )

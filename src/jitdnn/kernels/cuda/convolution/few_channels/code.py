@@ -16,7 +16,7 @@ _FOLDER = "cuda/convolution/few_channels"
 _OF_IMAGES = "IMAGES", "STRIPS", "PARTIALS", "X_LOW", "X_HIGH"
 _OF_CHANNELS = "FILTERS", "CHANNEL_BLOCKS", "CHANNEL_CHUNKS", *OFFSETS
 _FILES = {
-    "fwd": ("common.cuh", "fprop.cu"),
+    "fwd": ("common.cuh", "fprop.cuh", "fprop.cu"),
     "bwd_data": ("dgrad.cu",),
     "bwd_filter": ("common.cuh", "wgrad.cu"),
 }
@@ -36,8 +36,10 @@ def arguments(plan: Plan) -> tuple[str, ...]:
     return (*_OF_IMAGES, *_OF_CHANNELS) if is_inside and not is_narrow else _OF_IMAGES
 
 
-def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:
-    """The text of the kernels."""
+def source(
+    problem: Convolution, plan: Plan, epilogue: Epilogue | None = None, has_sums: bool = False
+) -> Source:
+    """The text of the kernels; `has_sums`: by channel, of results (summed.py)."""
     direction = problem.direction
     hooks: Defines = {}
     functions, store = "", ""
@@ -52,7 +54,10 @@ def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -
     names = dict(plan.defines)
     has_halves = "RESULT_IS_F32" in names or names["PRODUCTS"] == HALVES
     scales = read_text(_FOLDER, "halves.cuh") if has_halves else ""
-    own = read_text(_FOLDER, *_FILES[direction])
+    files = list(_FILES[direction])
+    if has_sums:
+        files.insert(-1, "sums.cuh")
+    own = read_text(_FOLDER, *files)
     text = [read_text(_SHARED, "half_mma.cuh", "products.cuh"), scales, functions, store, own]
     # parts of f32 take many registers, of which one version of NVRTC spills a few where another spills none
     spills = dict(plan.defines)["PRODUCTS"] == 3

@@ -52,6 +52,8 @@ class WarpgroupFused(KernelAlgorithm[FusedConvolution, GpuDevice]):
         own = problem.convolution
         if epilogue is not None and (problem.has_sums or problem.direction == "bwd_filter"):
             return "neither sums by channel nor a filter's gradient take an epilogue here"
+        if problem.is_by_image:
+            return "sums by channel are those of all images here, not of each"
         if byte_dtypes(own.inputs[0].descriptor.dtype):
             return "numbers of 8 bits are fused with nothing but an epilogue: the separate kernels take them"
         fusion = fusion_of(problem)
