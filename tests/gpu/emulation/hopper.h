@@ -9,6 +9,11 @@ struct __align__(64) TensorMap {
 // ---- Barriers ----------------------------------------------------------------------------------------------------
 
 static inline uint4 load16_among_256(const void *from) { return *(const uint4 *)from; }
+// What is read behind it is seen to be none.
+static inline void discard_line(const void *line, u32) {
+    if ((u64)line % 128) emulation::emulation_fail(0, "discard_line: 128 bytes begin at a multiple of 128");
+    for (int n = 0; n < 32; ++n) ((u32 *)line)[n] = 0xffffffff;
+}
 static inline void mbarrier_init(u32 barrier, u32 arrivals, EMULATION_LINE) {
     emulation::emulation_mbarrier_init(barrier, arrivals, line);
     emulation::fence();

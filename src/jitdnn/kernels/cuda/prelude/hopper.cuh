@@ -304,6 +304,13 @@ FUNCTION uint4 load16_among_256(const void *from) {
     return value;
 }
 
+// 128 bytes of memory that nobody reads any more: L2 need not write them to memory. `seen`: made of all that was read of them,
+// so that the reads are done, whatever the assembler's order is.
+FUNCTION void discard_line(const void *line, u32 seen) {
+    asm volatile("{\n.reg .pred is_read;\nsetp.ne.b32 is_read, %1, 0x7fffdead;\n@is_read discard.global.L2 [%0], 128;\n}"
+                 ::"l"(line), "r"(seen) : "memory");
+}
+
 // ---- Registers of a warpgroup, and the way out -------------------------------------------------------------------
 
 template <int count>

@@ -51,7 +51,7 @@ OTHERS = Constants()
 IN_LINES = Constants(
     clock=1.1, efficiency=0.95, shared=1.17, row=1.61, outside=2.3, tile=1930.0, start=2500.0
 )  # fmt: skip
-WGRAD = Constants(cluster=1.3, tile=500.0, start=1800.0)
+WGRAD = Constants(cluster=1.3, tile=500.0, start=1800.0, reduction=1.3e-6)
 ALONG = Constants(
     clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, stage=136.0, piece=115.0,
     tile=2090.0, start=415.0, results=14.6, stored_row=2.56, partial=0.0, cluster=1.17, exchange=1960.0, exchanged=8.5,

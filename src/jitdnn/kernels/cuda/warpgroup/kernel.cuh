@@ -291,15 +291,15 @@ constexpr int SHARERS = HAS_SUMS ? 4 : 16, SHARER_THREADS = 512 / SHARERS;  // s
 // A thread has the sums that a thread of a consumer had of 16 columns, 2 x 4 of them, of all splits or, where these are
 // many, of a run of them: `sharing` warps have the same sums, and the first of them adds theirs, in order. Where
 // results may be stored as vectors, four lanes exchange theirs of half precision, and each stores 8 columns of a row.
-KERNEL2(512, 2)
+KERNEL2(REDUCERS, 1024 / REDUCERS)
 void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
                      RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
     constexpr int eights = BM * BN / 8;  // of a tile
     static_assert(WN % 16 == 0, "threads have pairs of 8 columns");
     begin_launch();
     // as in code.py
-    const int sharing = tables.splits >= 32 ? SHARERS : tables.splits >= 16 ? 4 : tables.splits >= 8 ? 2 : 1;
-    const int number = blockIdx.x * SHARERS + threadIdx.x / SHARER_THREADS, sharer = number % sharing;
+    const int sharing = REDUCERS == 512 && tables.splits >= 32 ? SHARERS : tables.splits >= 16 ? 4 : tables.splits >= 8 ? 2 : 1;
+    const int number = blockIdx.x * (REDUCERS / SHARER_THREADS) + threadIdx.x / SHARER_THREADS, sharer = number % sharing;
     const i64 tiles = tables.works / tables.splits;
     const i64 index = (i64)(number / sharing) * SHARER_THREADS + threadIdx.x % SHARER_THREADS;
     const int tile = (int)(index / eights), in_tile = (int)(index % eights), thread = in_tile % 128;
@@ -330,8 +330,17 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
         if (begin + n < end) add(ahead[n][0], 0), add(ahead[n][1], 1);
 #pragma unroll 4
     for (int split = begin + AHEAD; split < end; ++split) add(load(split, 0), 0), add(load(split, 1), 1);
+#if IS_WGRAD
+    if (tables.discards && (u64)(workspace + tables.partials) % 128 == 0) {
+        const u32 seen = sum_bits(sums[0][0]) | sum_bits(sums[1][0]);
+        __syncwarp();  // a line is what eight lanes have read
+        for (int split = begin; threadIdx.x % 8 == 0 && split < end; ++split)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) discard_line(from + split * tiles * (BM * BN) + j * 512, seen);
+    }
+#endif
     if (sharing > 1) {
-        __shared__ SUM of_sharers[8][512];
+        __shared__ SUM of_sharers[8][REDUCERS];
         if (sharer)
 #pragma unroll
             for (int n = 0; n < 8; ++n) of_sharers[n][threadIdx.x] = sums[n / 4][n % 4];

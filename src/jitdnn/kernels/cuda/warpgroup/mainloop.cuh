@@ -81,8 +81,11 @@ FUNCTION bool is_short_line(int block) { return HAS_SHORT_LINES && block % LINE_
 
 // Threads that copy, in turns, each of a warp of its own: what a stage of little work takes one thread, 290 cycles, is longer
 // than the stage. All threads find the first tile, before they wait for the launch before: the compiler then knows that it
-// is the same for all, and keeps what copies want in uniform registers. Other kernels have no registers for it.
-#if (A_MN_MAJOR && B_MN_MAJOR) || PHASES > 1 || LINE_TAPS > 1 || IS_STREAMED
+// is the same for all, and keeps what copies want in uniform registers. Other kernels have no registers for it, and of larger
+// tiles of a filter gradient a stage takes longer than its copies.
+#define IS_SMALL_WGRAD (SUBS == 1 && PARTS == 1 && 64 * ROWS * WARPGROUPS_M * WN * WARPGROUPS_N <= 64 * 128 && \
+                        !(SEGMENT || IS_CLUSTERED || IS_BLOCKWISE || IS_SCALED || IS_DIVIDED || HAS_PROLOGUE))
+#if (A_MN_MAJOR && B_MN_MAJOR && !IS_SMALL_WGRAD) || PHASES > 1 || LINE_TAPS > 1 || IS_STREAMED
 #define COPIERS 1
 #define COPIER_PARAMETERS
 #else

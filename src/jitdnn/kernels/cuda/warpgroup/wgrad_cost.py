@@ -44,14 +44,14 @@ _EXCHANGE_CYCLES, _EXCHANGED_BYTES = 800.0, 22.0
 """Of a cluster beside its sums, of which a thread block writes and reads so many bytes in a cycle."""
 _INSIDE = 1.06  # factor on a stage of tiles that end inside of a block of 64 columns, where K is split
 _NARROW = 1.03  # the same of whole tiles of 128 x 64 where x comes as rows
-_LARGE, _LARGE_TILE = 1.12, 128 * 192  # the same of tiles of more results where x comes as rows
+_LARGE, _LARGE_TILE = 1.12, 128 * 192  # the same of tiles of as many results where x comes as rows
 _WAITED_CYCLES, _ADDED_BYTES = 2330.0, 30.0
 """Until the sums that another thread block has left begin to come, and bytes of them in a cycle."""
 _WHOLE_BESIDE_PARTS = 27800.0
 """Of a tile that a thread block has whole, between parts of others, beside its stages."""
-_MEMORY_SHARE, _REDUCTION_SHARE = 0.93, 0.941  # of the bandwidth of copies: of operands, of partial sums
+_MEMORY_SHARE, _REDUCTION_SHARE = 0.93, 0.55  # of the bandwidth of copies: of operands, of partial sums
 _UNHIDDEN = 0.117  # of the shorter of work and memory
-_LAUNCH, _EARLY_LAUNCH, _REDUCTION, _CLEARED = 1.95e-6, 1.45e-6, 2.2e-6, 0.8e-6
+_LAUNCH, _EARLY_LAUNCH, _REDUCTION, _CLEARED = 1.95e-6, 1.45e-6, 1.6e-6, 0.8e-6
 """Seconds of a launch, of one that begins early, of the sum of the splits, of clearing what thread blocks signal."""
 
 
@@ -136,7 +136,7 @@ def _stage_cycles(products: Products, blocking: Blocking, device: GpuDevice, cop
     differing = asked * products.read_share(tile, blocking.in_step if blocking.sharers else 0)
     arriving = _arriving_bytes(products, blocking, device, copies.has_windows)
     stage = max(multiplied / _EFFICIENCY, shared, copied, asked / arriving, differing / _READ_BYTES)
-    if not copies.has_windows and tile.m * tile.n > _LARGE_TILE:
+    if not copies.has_windows and tile.m * tile.n >= _LARGE_TILE:
         stage *= _LARGE
     if (
         not copies.has_windows

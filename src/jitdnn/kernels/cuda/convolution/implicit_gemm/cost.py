@@ -313,8 +313,9 @@ def _wgrad_candidate(
     )
     penalty = small_group_penalty(dtype, groups, in_channels)
     # not for the choice of a tile
-    is_large = max(problem.stride) > 1 or min(problem.c, problem.k) > _FEW_CHANNELS
-    is_block = _BLOCK_OF_CHANNELS / 2 < min(problem.c, problem.k) <= _BLOCK_OF_CHANNELS
+    fewer, more = sorted((problem.c, problem.k))
+    is_large = max(problem.stride) > 1 or (fewer >= _FEW_CHANNELS and more > _FEW_CHANNELS)
+    is_block = _BLOCK_OF_CHANNELS / 2 < fewer <= _BLOCK_OF_CHANNELS
     has_blocks = is_block and problem.c % _BLOCK_OF_CHANNELS == 0 and bytes_moved > device.facts.l2_bytes
     of_halves = _WGRAD_OF_BLOCKS if has_blocks else _WGRAD_OF_LARGE if is_large else _WGRAD_OF_HALVES
     slowness = 1.0 if dtype == "f32" else of_halves

@@ -194,6 +194,7 @@ def source_of(
         ("IS_SPLIT", int(blocking.is_split)),
         ("IS_CLUSTERED", int(tile.cluster > 1)),
         ("IS_STREAMED", int(blocking.sharers > 0)),
+        *((("REDUCERS", reducers(plan)),) if blocking.is_split else ()),
         ("A_MN_MAJOR", int(plan.is_wgrad or plan.is_a_mn_major)),
         ("B_MN_MAJOR", int(plan.is_b_mn_major)),
         ("PHASES", phases_of_code(plan.phases)),
@@ -244,6 +245,12 @@ def reduction_sharing(splits: int, has_sums: bool = False) -> int:
     return 4 if splits >= 16 else 2 if splits >= 8 else 1
 
 
+def reducers(plan: Plan) -> int:
+    """Threads of a thread block of the reduction: few, so that all multiprocessors ask memory, where few share sums."""
+    has_sums = plan.fusion.has_sums
+    return 512 if has_sums or reduction_sharing(plan.blocking.splits, has_sums) > 4 else 128
+
+
 def _multiply(first: str, second: str) -> str:
     """The function of the instruction that multiplies such elements."""
     if first in FLOAT8_DTYPES:
@@ -277,7 +284,8 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
         sharing = reduction_sharing(plan.blocking.splits, plan.fusion.has_sums)
-        launches.append(Launch("reduce_partials", -(-sums * sharing // (8 * 512)), 512))
+        threads = reducers(plan)
+        launches.append(Launch("reduce_partials", -(-sums * sharing // (8 * threads)), threads))
     if plan.fusion.has_sums:
         launches.append(Launch("reduce_sums", -(-2 * plan.channels // _SUMMED_COLUMNS), 256, is_early=True))
     return launches

@@ -76,6 +76,7 @@ struct Tables {
 #if IS_WGRAD
     PlaceDivisors by;
     i64 stage_step;  // see wgrad.cuh
+    i64 discards;    // partial sums that were added are not to be written to memory
 #endif
 
     METHOD const TensorMap &a(int phase, int part) const { return maps[phase * PARTS + part]; }

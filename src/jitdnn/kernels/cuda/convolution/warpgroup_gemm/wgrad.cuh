@@ -196,11 +196,12 @@ struct Loader {
     Position at, step;                   // else of the first pixel of the next stage; from one stage to the next
     int stride;                          // the same in pixels
     int channels[BOXES], taps[BOXES];    // of 64 columns: the first channel; offsets of 8 bits: s, r, t
+    const Phase &phase;
     const Axis &x, &y, &z;
 
     METHOD Loader(const Tables &tables, const Work &work)
         : pixel(work.first_block * BK), is_linear(tables.is_a_linear && tables.is_b_linear),
-          x(tables.phases[0].axes[2]), y(tables.phases[0].axes[1]), z(tables.phases[0].axes[0]) {
+          phase(tables.phases[0]), x(tables.phases[0].axes[2]), y(tables.phases[0].axes[1]), z(tables.phases[0].axes[0]) {
         stride = BK * stage_step(tables);
         at = step = Position(0);
         if (!is_linear) at = position_of(tables, pixel), step = position_of(tables, stride);
@@ -252,8 +253,12 @@ struct Loader {
                                 taps[n] & 255, taps[n] >> 8 & 255, taps[n] >> 16);
             }
         }
+        skip();
+    }
+    // Leaves the next stage to the other thread.
+    METHOD void skip() {
         pixel += stride;
-        if (!is_linear) at.add(tables.phases[0], step);
+        if (!is_linear) at.add(phase, step);
     }
 };
 #endif

@@ -50,6 +50,8 @@ INSIDE = (
 """Tiles that end inside of a block of 64 columns: the channels of each tap are whole tiles then."""
 _SPLIT = frozenset(SPLIT)
 _ROOM_BEHIND_SEGMENT = 8  # rows of shared memory; as in sizes.cuh
+_SWEPT = 0.6
+"""Of L2, that operands have of which the next call's push partial sums out of it, if these are not discarded."""
 _STAGE_PIXELS = STAGE_ROW // 2
 """Of elements of 16 bits."""
 SEGMENTS = (64, 32, 16)
@@ -344,6 +346,7 @@ def _numbers(
         *(pack.shifts for pack in packs if pack and request.is_blockwise),
         *((blocking.in_step, sharers, at + 4 * sharers * tile.m * tile.n) if sharers else ()),
         *divisors(divided_by), blocking.splits if works <= request.device.multiprocessors else 1,
+        int(blocking.is_split and request.bytes_moved > _SWEPT * request.device.cache_bytes),
     )  # fmt: skip
 
 
