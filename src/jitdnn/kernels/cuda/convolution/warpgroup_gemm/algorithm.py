@@ -93,7 +93,7 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
     """fprop and dgrad: K runs over taps, with channels inside."""
 
     name = "implicit_gemm_wgmma"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     problem = Convolution
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1
@@ -239,7 +239,7 @@ class WarpgroupGemmSwappedInLines(WarpgroupGemmSwapped):
 class WarpgroupWgrad(WarpgroupGemm):
     """Channels of dy by taps and channels of x; K runs over pixels."""
 
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     takes_no_epilogue = "a filter's gradient takes no epilogue here"
 
     def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS, *SPLIT)) -> None:
