@@ -16,6 +16,7 @@ from jitdnn.devices.cuda import CudaDevice
 from jitdnn.devices.gpu import Launch, Source
 from jitdnn.errors import DeviceError
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupWgrad
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.tables import algorithms
 from one_hopper_kernel import row_major, run
 from warpgroup_cases import on_hopper  # noqa: F401
@@ -48,6 +49,33 @@ def early(body: str) -> None:
 def test_who_does_not_wait_is_found(message: str) -> None:
     with pytest.raises(DeviceError, match=message):
         early(BODIES[message])
+
+
+def asking(row: int) -> str:
+    load = f"tma_load_3d(0, tables.maps[0], 0, 0, {row}, 0, ToCache());"
+    return f"if (threadIdx.x == 0) {load} wait_for_launch_before(); "
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_what_will_be_copied_may_be_asked_for_before() -> None:
+    early(asking(0) + BARRIER + LOAD)
+    with pytest.raises(DeviceError, match="is asked for, and the block does not copy it"):
+        early(asking(8) + BARRIER + LOAD)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_asked"),
+    [
+        ("conv_fwd n32 c1024 h14 w14 k256 r1 s1 bf16 nhwc", True),
+        ("conv_bwd_data n32 c64 h56 w56 k64 r1 s1 bf16 nhwc", True),
+        ("conv_fwd n32 c1024 h14 w14 k256 r1 s1 bf16", False),  # its operands are copied before
+    ],
+)
+def test_stages_that_are_asked_for(words: str, is_asked: bool) -> None:
+    plan = WarpgroupGemm().sizes(convolution(words), cuda.offline("sm_90a"))
+    assert isinstance(plan, Plan), plan
+    assert plan.takes_ring
+    assert (plan.tables.numbers[-1] > 0) == is_asked
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -118,9 +146,12 @@ def test_only_gpus_that_can_begin_early(arch: str, is_early: bool) -> None:
     assert kernel.record(arch)["launches"] == [("nothing", 1, 32, 0, False, 1, False, is_early)]
 
 
-TOUCHES = re.compile(r"\b(?:ld|st|atom|red|cp)\.(?:[\w:]+\.)*(?:global|async)")
+TOUCHES = re.compile(r"\b(?:ld|st|atom|red|cp)\.(?!async\.bulk\.prefetch\.)(?:[\w:]+\.)*(?:global|async)")
+ASKS = "cp.async.bulk.prefetch.tensor"
+"""As far as the L2 cache, where what is written later is seen."""
 WORDS = {
-    "implicit_gemm_wgmma": "conv_fwd n1 c2048 h7 w7 k64 r1 s1 bf16 nhwc",
+    "implicit_gemm_wgmma": "conv_fwd n32 c512 h7 w7 k512 r3 s3 pad1 bf16 nhwc",
+    "implicit_gemm_wgmma_in_place": "conv_fwd n1 c2048 h7 w7 k64 r1 s1 bf16 nhwc",
     "implicit_gemm_3xf16": "conv_bwd_data n8 c60 h14 w14 k100 r3 s3 pad1 stride2 f32",
     "implicit_gemm": "conv_fwd n1 c2048 h7 w7 k100 r1 s1 bf16",
     "stem": "conv_bwd_data n32 c3 h64 w64 k64 r7 s7 stride2 pad3 bf16 nhwc",
@@ -156,3 +187,5 @@ def test_the_compiler_moves_nothing_before_the_wait(name: str, monkeypatch: pyte
         assert wait
         assert not TOUCHES.search(before)
         assert TOUCHES.search(behind)
+        assert (ASKS in before) == (name == "implicit_gemm_wgmma")
+        assert ASKS not in behind

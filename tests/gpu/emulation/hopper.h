@@ -44,6 +44,7 @@ static inline void load(u32 shared, u32 barrier, const Box &box, int line) {
     emulation_tma_load(shared, barrier, &box, line);
     fence();
 }
+static inline void ask(const Box &box, int line) { emulation_tma_ask(&box, line); }
 // A tap as the instruction takes it: 16 bits.
 static inline int tap(int value) { return (short)value; }
 }  // namespace emulation
@@ -67,6 +68,27 @@ static inline void tma_load_im2col_5d(u32 shared, const TensorMap &map, u32 barr
                                       int s, int r, int t, EMULATION_LINE) {
     emulation::load(shared, barrier,
                     {&map, true, 5, {c, w, h, d, n}, {emulation::tap(s), emulation::tap(r), emulation::tap(t)}}, line);
+}
+// As far as the L2 cache.
+struct ToCache {};
+static inline void tma_load_3d(u32, const TensorMap &map, u32, int a, int b, int c, ToCache, EMULATION_LINE) {
+    emulation::ask({&map, false, 3, {a, b, c}, {}}, line);
+}
+static inline void tma_load_4d(u32, const TensorMap &map, u32, int a, int b, int c, int d,
+                               ToCache, EMULATION_LINE) {
+    emulation::ask({&map, false, 4, {a, b, c, d}, {}}, line);
+}
+static inline void tma_load_5d(u32, const TensorMap &map, u32, int a, int b, int c, int d, int e,
+                               ToCache, EMULATION_LINE) {
+    emulation::ask({&map, false, 5, {a, b, c, d, e}, {}}, line);
+}
+static inline void tma_load_im2col_4d(u32, const TensorMap &map, u32, int c, int w, int h, int n, int s,
+                                      int r, ToCache, EMULATION_LINE) {
+    emulation::ask({&map, true, 4, {c, w, h, n}, {emulation::tap(s), emulation::tap(r)}}, line);
+}
+static inline void tma_load_im2col_5d(u32, const TensorMap &map, u32, int c, int w, int h, int d, int n,
+                                      int s, int r, int t, ToCache, EMULATION_LINE) {
+    emulation::ask({&map, true, 5, {c, w, h, d, n}, {emulation::tap(s), emulation::tap(r), emulation::tap(t)}}, line);
 }
 static inline void tma_store_3d(u32 shared, const TensorMap &map, int a, int b, int c, EMULATION_LINE) {
     const emulation::Box box = {&map, false, 3, {a, b, c}, {}};

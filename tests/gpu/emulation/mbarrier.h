@@ -32,6 +32,18 @@ struct Flight {
     int bytes, thread, line;
 };
 
+// What was asked for as far as the L2 cache, and is to be copied by this block.
+struct Asked {
+    Map map;
+    Box box;
+    int thread, line;
+};
+
+bool is_same(const Box &a, const Box &b) {
+    return !memcmp(a.coordinates, b.coordinates, a.rank * sizeof *a.coordinates) &&
+           !memcmp(a.taps, b.taps, sizeof a.taps);
+}
+
 // Threads of one warpgroup that wait for the others.
 struct Meeting {
     int arrived, warpgroup, line;
@@ -41,6 +53,8 @@ Mbarrier mbarriers[MOST_MBARRIERS];
 int mbarrier_count;
 Flight *flights;  // in the order in which they were started
 int flight_count, flight_room;
+Asked *asked;
+int asked_count, asked_room;
 Meeting named_barriers[16];
 
 // Of wgmma.h and stores.h, which come further down.
@@ -54,7 +68,7 @@ void show_stores(int from, int to);
 void hand_over_stores();
 
 void begin_block() {
-    mbarrier_count = flight_count = 0;
+    mbarrier_count = flight_count = asked_count = 0;
     memset(named_barriers, 0, sizeof named_barriers);
     begin_warpgroups();
     begin_stores();
@@ -62,6 +76,11 @@ void begin_block() {
 
 void end_block() {
     end_stores();
+    if (asked_count) {
+        set_current(asked[0].thread);
+        emulation_fail(asked[0].line, "tma_load: this box (and %d others) is asked for, and the block does not copy it",
+                       asked_count - 1);
+    }
     if (!flight_count) return;
     set_current(flights[0].thread);
     emulation_fail(flights[0].line, "the block ends before this copy (and %d others) has arrived: nobody waits for it",
@@ -285,6 +304,16 @@ void emulation_warpgroup_barrier(int number, int line) {
     let_go(meeting);
 }
 
+void emulation_tma_ask(const Box *box, int line) {
+    if (asked_count == asked_room) {
+        asked_room = asked_room ? 2 * asked_room : 64;
+        asked = static_cast<Asked *>(realloc(asked, asked_room * sizeof *asked));
+    }
+    Asked &one = asked[asked_count++];
+    one.box = *box, one.thread = current, one.line = line;
+    memcpy(&one.map, box->map, sizeof one.map);
+}
+
 void emulation_tma_load(Word address, Word barrier_address, const Box *box, int line) {
     check_waited("tma_load", line);
     const char *const what = "tma_load";
@@ -308,6 +337,10 @@ void emulation_tma_load(Word address, Word barrier_address, const Box *box, int 
         flight_room = flight_room ? 2 * flight_room : 64;
         flights = static_cast<Flight *>(realloc(flights, flight_room * sizeof *flights));
     }
+    int kept = 0;
+    for (int n = 0; n < asked_count; ++n)
+        if (memcmp(&asked[n].map, &map, sizeof map) || !is_same(asked[n].box, *box)) asked[kept++] = asked[n];
+    asked_count = kept;
     const int bytes = bytes_of(map);
     check_unread(address, bytes, line);
     check_stored(current, address, bytes, what, line);

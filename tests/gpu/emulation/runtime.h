@@ -78,6 +78,7 @@ void emulation_mbarrier_arrive(Word barrier, Word bytes, int line);
 void emulation_mbarrier_wait(Word barrier, Word parity, int line);
 void emulation_warpgroup_barrier(int number, int line);
 void emulation_tma_load(Word shared, Word barrier, const Box *box, int line);
+void emulation_tma_ask(const Box *box, int line);
 void emulation_tma_store(Word shared, const Box *box, int line);
 void emulation_tma_store_commit();
 void emulation_tma_store_wait_read(int pending, int line);

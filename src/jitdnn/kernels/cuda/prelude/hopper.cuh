@@ -79,6 +79,30 @@ FUNCTION void tma_load_im2col_5d(u32 shared, const TensorMap &map, u32 barrier, 
                    "h"((short)r), "h"((short)t)
                  : "memory");
 }
+// The same as far as the L2 cache; shared memory and barrier are left alone. What another kernel still writes may be asked for.
+struct ToCache {};
+FUNCTION void tma_load_3d(u32, const TensorMap &map, u32, int a, int b, int c, ToCache) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];"
+                 ::"l"(&map), "r"(a), "r"(b), "r"(c) : "memory");
+}
+FUNCTION void tma_load_4d(u32, const TensorMap &map, u32, int a, int b, int c, int d, ToCache) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
+                 ::"l"(&map), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+FUNCTION void tma_load_5d(u32, const TensorMap &map, u32, int a, int b, int c, int d, int e, ToCache) {
+    asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];"
+                 ::"l"(&map), "r"(a), "r"(b), "r"(c), "r"(d), "r"(e) : "memory");
+}
+FUNCTION void tma_load_im2col_4d(u32, const TensorMap &map, u32, int c, int w, int h, int n, int s, int r, ToCache) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.im2col [%0, {%1, %2, %3, %4}], {%5, %6};"
+                 ::"l"(&map), "r"(c), "r"(w), "r"(h), "r"(n), "h"((short)s), "h"((short)r) : "memory");
+}
+FUNCTION void tma_load_im2col_5d(u32, const TensorMap &map, u32, int c, int w, int h, int d, int n, int s, int r, int t,
+                                 ToCache) {
+    asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.im2col [%0, {%1, %2, %3, %4, %5}], {%6, %7, %8};"
+                 ::"l"(&map), "r"(c), "r"(w), "r"(h), "r"(d), "r"(n), "h"((short)s), "h"((short)r), "h"((short)t)
+                 : "memory");
+}
 // The other way: a box of shared memory, in rows and pieces as above, into a tensor; what lies behind its end along an
 // axis is left out, in whole pieces of 16 bytes, and no coordinate may be negative. Behind writes by threads, async_proxy_fence in each of them and a barrier come first. The thread that stores
 // ends groups of stores by tma_store_commit, and waits until at most `pending` of the newest are still to be read.

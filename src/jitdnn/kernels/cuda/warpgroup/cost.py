@@ -102,8 +102,8 @@ _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 
 _PADDED, _PADDED_VOLUME = 0.4, 0.47
 """Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside."""
-_LAST_ROWS = 0.7
-"""The same of rows outside of the last of several tiles down."""
+_LAST = 0.7
+"""The same of rows outside of the last of several tiles down, or columns of the last across."""
 _TILE_FACTOR = {(64, 144): 1.3, (192, 160): 0.97, (192, 192): 0.96}
 """Of a stage of such a tile: the only warpgroup of the first has few products in flight for what L2 brings, and the
 last has four stages where others as large have three."""
@@ -263,10 +263,11 @@ def _outside(products: Products, blocking: Blocking, is_one_wave: bool) -> float
     tile = blocking.tile
     columns = 0.0
     if not blocking.keeps_b:
-        columns = products.outside(tile) * (products.tiles_n(tile) if is_one_wave else 1)
+        across = products.tiles_n(tile)
+        columns = products.outside(tile) * (_LAST * across if is_one_wave and across > 1 else 1.0)
     rows = 0.0
     if len(products.rows) == 1 and (is_one_wave or products.tiles_m(tile) == 1):
-        rows = products.outside_rows(tile) * (1.0 if products.tiles_m(tile) == 1 else _LAST_ROWS)
+        rows = products.outside_rows(tile) * (1.0 if products.tiles_m(tile) == 1 else _LAST)
     if products.padding:
         padded = _PADDED_VOLUME if products.is_volume else _PADDED
         padded_rows = tile.n if products.pixels_are_columns else tile.m

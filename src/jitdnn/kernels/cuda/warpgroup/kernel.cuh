@@ -45,6 +45,9 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #if COPIERS > 1
     const Work first_work(tables, blockIdx.x);
     const Loader first_loader(tables, first_work);
+#if TAKES_RING
+    if (threadIdx.x == 0) ask_ahead(tables, first_work, first_loader);
+#endif
 #endif
     begin_launch();
 #if IS_SCALED

@@ -93,6 +93,18 @@ FUNCTION bool is_short_line(int block) { return HAS_SHORT_LINES && block % LINE_
 #define COPIER_PARAMETERS , const Work &first_work, const Loader &first_loader, int copier
 #endif
 
+#if TAKES_RING && COPIERS > 1
+// Memory is idle from the end of one launch to the first copies of the next. So before the launch before is done, the first
+// stages are asked for, as far as the L2 cache: those of each row, and of each column, by the one thread block that is first
+// there. If all that want the same asked for it, this took longer than it saves.
+FUNCTION void ask_ahead(const Tables &tables, const Work &work, Loader loader) {
+    const bool asks_for_a = work.columns.first == 0, asks_for_b = work.first_row == 0;
+    const int stages = asks_for_a || asks_for_b ? min((int)tables.asked, work.last_block) : 0;
+#pragma unroll 1
+    for (int stage = 0; stage < stages; ++stage) loader.load(tables, 0, 0, 0, asks_for_b, asks_for_a, ToCache());
+}
+#endif
+
 // Where all tiles have the same columns, and there is room for all of B (Ring::keeps_b), it comes with the stages of the
 // first tile, and stays.
 FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) {

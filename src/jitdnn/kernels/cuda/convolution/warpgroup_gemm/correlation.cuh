@@ -173,14 +173,15 @@ struct Loader {
     }
 
     // Rows of a stage that are neighbours in memory, in blocks of 64: from this channel on.
-    METHOD void load_across(const Tables &tables, u32 to, u32 barrier, int from) {
+    template <class... How>
+    METHOD void load_across(const Tables &tables, u32 to, u32 barrier, int from, How... how) {
         if (tables.is_a_whole) {
-            tma_load_4d(to, tables.a(phase, 0), barrier, 0, from, row / 64, image);
+            tma_load_4d(to, tables.a(phase, 0), barrier, 0, from, row / 64, image, how...);
             return;
         }
 #pragma unroll
         for (int m = 0; m < BM; m += 64)
-            tma_load_3d(to + m / 64 * SLAB_BYTES, tables.a(phase, 0), barrier, row + m, from, image);
+            tma_load_3d(to + m / 64 * SLAB_BYTES, tables.a(phase, 0), barrier, row + m, from, image, how...);
     }
 
     // Of the taps of the filter, counted through.
@@ -189,28 +190,34 @@ struct Loader {
     }
 
     // The filter of a tap where pixels are columns: its channels are rows, along K or across.
-    METHOD void load_filter_rows(const Tables &tables, u32 to, int sub, u32 barrier, int from) {
+    template <class... How>
+    METHOD void load_filter_rows(const Tables &tables, u32 to, int sub, u32 barrier, int from, How... how) {
         if constexpr (!A_MN_MAJOR) {
-            tma_load_5d(to + sub * BM * ROW_BYTES, tables.b(0), barrier, from, filter_s, filter_r, filter_t, column);
+            tma_load_5d(to + sub * BM * ROW_BYTES, tables.b(0), barrier, from, filter_s, filter_r, filter_t, column,
+                        how...);
             return;
         }
         if (SUBS == 1 && tables.is_b_whole) {
-            tma_load_4d(to, tables.b(0), barrier, 0, tap_number(tables, filter_s), from, column / 64);
+            tma_load_4d(to, tables.b(0), barrier, 0, tap_number(tables, filter_s), from, column / 64, how...);
             return;
         }
 #pragma unroll
         for (int m = 0; m < BM; m += 64)
             tma_load_5d(to + m / 64 * SLAB_BYTES + sub * SUB_K * 128, tables.b(0), barrier, column + m, filter_s, filter_r,
-                        filter_t, from);
+                        filter_t, from, how...);
     }
 
-    METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier, bool has_b = true) {
+    template <class... How>
+    METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier, bool has_b = true, bool has_a = true,
+                     How... how) {
 #pragma unroll
         for (int sub = 0; sub < SUBS; ++sub) {
             const int a = a_channel + channel, b = b_channel + channel;
             if constexpr (PIXELS_ARE_COLUMNS) {
-                load_pixels(tables, to_b + sub * BN * ROW_BYTES, tables.a(phase, 0), barrier, a, w, h, d, image, s, r, t);
-                load_filter_rows(tables, to_a, sub, barrier, b);
+                if (has_b)
+                    load_pixels(tables, to_b + sub * BN * ROW_BYTES, tables.a(phase, 0), barrier, a, w, h, d, image, s, r,
+                                t, how...);
+                if (has_a) load_filter_rows(tables, to_a, sub, barrier, b, how...);
                 channel += SUB_K;
                 if (channel >= channels) next_tap();
                 continue;
@@ -218,11 +225,13 @@ struct Loader {
             constexpr int further = DIVIDES_ROWS ? SUB_K / 2 : 0;  // of f32 a row has half as many channels
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-                if constexpr (!A_MN_MAJOR)
+                if (!has_a) {
+                } else if constexpr (!A_MN_MAJOR) {
                     load_pixels(tables, to_a + part * A_BYTES + sub * BM * ROW_BYTES, tables.a(phase, part), barrier,
-                                a + part * further, w, h, d, image, s, r, t);
-                else if (sub == 0)  // all of the stage: there is one tap
-                    load_across(tables, to_a, barrier, a);
+                                a + part * further, w, h, d, image, s, r, t, how...);
+                } else if (sub == 0) {  // all of the stage: there is one tap
+                    load_across(tables, to_a, barrier, a, how...);
+                }
                 if (!has_b) continue;
 #pragma unroll
                 for (int tap = 0; tap < LINE_TAPS; ++tap) {
@@ -230,17 +239,18 @@ struct Loader {
                     const u32 to = to_b + part * B_BYTES + tap * TAP_B_BYTES;
                     const int tap_s = filter_s + tap * (LINE_CLASSES * (int)x.tap_step);
                     if (B_MN_MAJOR && B_COLUMNS > B_BLOCK && SUBS == 1 && tables.is_b_whole) {
-                        tma_load_4d(to, tables.b(part), barrier, 0, tap_number(tables, tap_s), b, column / B_BLOCK);
+                        tma_load_4d(to, tables.b(part), barrier, 0, tap_number(tables, tap_s), b, column / B_BLOCK,
+                                    how...);
                     } else if constexpr (B_MN_MAJOR) {
 #pragma unroll
                         for (int n = 0; n < B_COLUMNS; n += B_BLOCK)
                             tma_load_5d(to + n / B_BLOCK * B_SLAB_BYTES + sub * SUB_K * B_ROW_BYTES, tables.b(part),
-                                        barrier, column + n, tap_s, filter_r, filter_t, b);
+                                        barrier, column + n, tap_s, filter_r, filter_t, b, how...);
                     } else {
 #pragma unroll
                         for (int n = 0; n < BN; n += WN)
                             tma_load_5d(to + (sub * BN + n) * ROW_BYTES, tables.b(part), barrier, b, tap_s, filter_r,
-                                        filter_t, column + n);
+                                        filter_t, column + n, how...);
                     }
                 }
             }

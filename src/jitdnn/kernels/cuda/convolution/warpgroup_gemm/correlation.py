@@ -33,7 +33,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.rows import padding_of
 from jitdnn.kernels.cuda.cost import SECTOR_BYTES, narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
-from jitdnn.kernels.cuda.warpgroup.cost import MUCH_PADDING
+from jitdnn.kernels.cuda.warpgroup.cost import MUCH_PADDING, begins_early
 from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Products
 from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, SHARED_PRODUCTS, STAGE_ROW, WHOLE, Tile
 from jitdnn.tensor import TensorDescriptor
@@ -45,6 +45,8 @@ _PIXELS_AS_COLUMNS, _PADDED = {2: 1.05, 4: 1.02}, 1.05
 """Factors on the time of products whose columns are pixels, by bytes of a result, and where many of these lie
 outside."""
 _MAX_SPLITS = 16
+_ASKED = 2
+"""Stages that are asked for before the launch before is done: behind all of a tile's, what is waited for comes late."""
 _BOX_ROWS = 64
 """Of the result, where these are neighbours in memory: a box has 128 bytes of them of each of its columns."""
 _ROWS_OF_TILE, _L2_SHARE = 128, 0.75
@@ -103,7 +105,8 @@ def correlation_plan(request: ProductRequest, row_of_lines: int = 0) -> Plan:
     )  # fmt: skip
     if not plan.takes_ring:
         return plan
-    return replace(plan, tables=replace(plan.tables, numbers=(*numbers, *blocking.ring)))
+    asked = _ASKED if begins_early(blocking) and not any(sources.packs) else 0
+    return replace(plan, tables=replace(plan.tables, numbers=(*numbers, *blocking.ring, asked)))
 
 
 class _Result:

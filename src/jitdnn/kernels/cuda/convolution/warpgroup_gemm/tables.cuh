@@ -65,6 +65,7 @@ struct Tables {
     i64 turn;                      // tiles down of a stride phase before those of the next one; 0: all of them
 #if TAKES_RING
     i64 stages, keeps_b, first_b, staging;  // see Ring: how many, whether all of B is kept, where B and staging begin
+    i64 asked;                              // stages: see ask_ahead
 #endif
 #if IS_BLOCKWISE
     i64 shifts[2];  // of the operands' blocks: bytes of the workspace
@@ -85,13 +86,14 @@ struct Tables {
     METHOD const TensorMap &brought() const { return maps[A_MAPS + B_MAPS + IS_RESULT_BOXES]; }
 };
 
-// Windows along c, w, h and, in a volume, d; then the tap's offsets.
+// Windows along c, w, h and, in a volume, d; then the tap's offsets, and how (`ToCache`), if not to shared memory.
+template <class... How>
 FUNCTION void load_pixels(const Tables &tables, u32 to, const TensorMap &map, u32 barrier, int c, int w, int h, int d,
-                          int n, int s, int r, int t) {
+                          int n, int s, int r, int t, How... how) {
     if (tables.is_volume)
-        tma_load_im2col_5d(to, map, barrier, c, w, h, d, n, s, r, t);
+        tma_load_im2col_5d(to, map, barrier, c, w, h, d, n, s, r, t, how...);
     else
-        tma_load_im2col_4d(to, map, barrier, c, w, h, n, s, r);
+        tma_load_im2col_4d(to, map, barrier, c, w, h, n, s, r, how...);
 }
 
 // Of numbers that are not negative. Most divisors are 1 in some layer, and a division is a chain of some 100 cycles, for
