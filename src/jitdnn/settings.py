@@ -414,6 +414,8 @@ def misspelt(environ: Mapping[str, str]) -> list[str]:
 
 _override: ContextVar[Settings | None] = ContextVar("jitdnn_settings", default=None)
 _process_default: Settings | None = None
+IN_FORCE: tuple[ContextVar[Settings | None], dict[str, Any], str] = _override, globals(), "_process_default"
+"""Where `current` looks: a variable of the context, and if that is None a name among others. For generated code."""
 
 
 def current() -> Settings:

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from cases import ARRANGEMENTS, make_case
 from examples import examples
 from harness import check, run
-from jitdnn.kernels.formulas.normalization_steps import RowNormalization
+from jitdnn.kernels.formulas.normalization_steps import RowNormalization, size_of
+from jitdnn.kernels.gpu.normalization import layer_norm_backward
 from jitdnn.kernels.gpu.normalization.layer_norm_backward import FusedLayerNorm
 from jitdnn.kernels.gpu.normalization.plan import plan_of
 from jitdnn.kernels.gpu.reduction.generator import RowKernel, RowLoops
@@ -160,10 +161,33 @@ def test_awkward_shapes(text: str, device: Any) -> None:
         "layer_norm_bwd shape200x96 axis1 wide bf16",
         "layer_norm_bwd no_bias shape33x1001 axis1 wide f16 narrow",
         "rms_norm_bwd shape9x17x6 axis1 wide bf16",
+        "layer_norm_bwd shape300x3 axis1",  # a row is a thread's
+        "layer_norm_bwd shape131x24 axis1 f16",
+        "layer_norm_bwd shape70x96 axis1 bf16",  # eight rows a subgroup
+        "layer_norm_bwd no_weight shape65x96 axis1 wide bf16",
+        "rms_norm_bwd shape33x100 axis1",
+        "layer_norm_bwd shape9x768 axis1 wide f16 narrow",  # a subgroup's
+        "layer_norm_bwd shape7x768 axis1",  # two subgroups', and two rows of a thread block
+        "layer_norm_bwd no_bias shape5x1536 axis1 bf16",
     ],
 )
-def test_gradients_in_one_pass(text: str, device: Any) -> None:
+@pytest.mark.parametrize("turns", [1, 7])
+def test_gradients_in_one_pass(text: str, turns: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By thread blocks that have one turn, or up to so many, of which the last is not whole."""
+    monkeypatch.setattr(layer_norm_backward, "_TURNS_ALONE", 0)
+    monkeypatch.setattr(layer_norm_backward, "_resident", lambda *_: 1)
     problem = normalization(text)
+    plan = FUSED.plan(problem, device, None)
+    parts = -(-size_of(problem, problem.rows) // (plan.block_threads // plan.threads))
+    monkeypatch.setattr(type(device), "multiprocessors", max(1, parts // turns))
+    assert "fused" in check(problem, device, inputs=inputs_of(problem), only=["fused"])
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 64, 65])
+def test_gradients_of_one_thread_block(rows: int, device: Any) -> None:
+    """Two turns are taken by one thread block, which leaves no sums for a second launch."""
+    problem = normalization(f"layer_norm_bwd shape{rows}x96 axis1 bf16")
+    assert FUSED.plan(problem, device, None).is_alone == (rows <= 64)
     assert "fused" in check(problem, device, inputs=inputs_of(problem), only=["fused"])
 
 

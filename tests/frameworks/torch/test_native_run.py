@@ -20,7 +20,7 @@ from jitdnn.devices.cuda_driver import LaunchConfig  # noqa: E402
 from jitdnn.devices.cuda_kernel import WORKSPACE, Frozen, FrozenPart, frozen_parts  # noqa: E402
 from jitdnn.frameworks.torch import native_run  # noqa: E402
 from jitdnn.frameworks.torch.fresh import fresh  # noqa: E402
-from jitdnn.frameworks.torch.launch import descriptor, prepared, shortening  # noqa: E402
+from jitdnn.frameworks.torch.launch import GpuLaunch, descriptor, offering, prepared, shortening  # noqa: E402
 from jitdnn.frameworks.torch.native_run import OnGpu, Place, on_gpu  # noqa: E402
 from jitdnn.frameworks.torch.options import handle_of  # noqa: E402
 from jitdnn.kernels.formulas.row_algorithms import Chain  # noqa: E402
@@ -296,3 +296,28 @@ def test_what_is_called_in_python(driver: Driver, what: str) -> None:
     assert len(driver.launches) == (what == "refused")
     assert len(driver.slow) == 1
     assert driver.slow[0][0] is operands[0]
+
+
+def test_generated_code_waits_for_kernels_that_are_compiled_beside() -> None:
+    """Another kernel stands in meanwhile, for however many calls: the tries begin behind it."""
+    launch = object.__new__(GpuLaunch)
+    launch._kernel = None
+    asked: list[int] = []
+
+    def run(number: int) -> int:
+        return number
+
+    def native(number: int) -> int:
+        return -number
+
+    def make() -> Any:
+        asked.append(0)
+        return native if len(asked) == 2 else None
+
+    owner, told = Owner(), list[Any]()
+    owner.run = shortening(owner, "run", offering(run, make, [launch]), told.append)
+    assert [owner.run(number) for number in range(20)] == [*range(20)]
+    assert not asked
+    launch._kernel = run
+    assert [owner.run(1), owner.run(1), owner.run(1)] == [1, 1, -1]
+    assert owner.run is told[0] is native

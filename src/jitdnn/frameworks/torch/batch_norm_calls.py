@@ -85,7 +85,7 @@ def _forward(
 
     places = [Place(0), Place(1), Place(2), Place(5), Place(6), Place(6, step)]
     places += [Place(3), Place(4)] if has_running else []
-    return offering(run, partial(native, launch, 5, [make, make_statistics], places, run))
+    return offering(run, partial(native, launch, 5, [make, make_statistics], places, run), [launch])
 
 
 def _backward(
@@ -105,7 +105,7 @@ def _backward(
 
     places = [Place(0), Place(1), Place(2), *([Place(3)] if has_bias else []), Place(4), Place(4, step)]
     places += [Place(5), Place(6), Place(7)]
-    return offering(run, partial(native, launch, 5, [make, make_weight, make_bias], places, run))
+    return offering(run, partial(native, launch, 5, [make, make_weight, make_bias], places, run), [launch])
 
 
 def prepared(

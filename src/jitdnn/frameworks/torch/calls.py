@@ -328,7 +328,7 @@ def _together(
     exec(compile("\n".join(lines), "<jitdnn gradients>", "exec"), space)
     run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor | None, ...]] = space["run"]
     if noted is None:
-        return offering(run, partial(_on_gpu, launched, 3, run))
+        return offering(run, partial(_on_gpu, launched, 3, run), [one.launch for one in wanted.values()])
     made = [wanted[place].made if place in wanted else None for place in range(len(found))]
     places = [Place(number) for number in (0, 1, 2, *(3 + place for place in wanted))]
     return offering(run, partial(on_cpu, noted, 3, made, places, run))
@@ -411,7 +411,9 @@ def _forward_on_gpu(launched: Launched, has_bias: bool) -> Callable[[Tensor, Any
         return y
 
     found = run_with_bias if has_bias else run
-    return found if add is not None else offering(found, partial(_on_gpu, [launched], 3, found, True))
+    if add is not None:
+        return found
+    return offering(found, partial(_on_gpu, [launched], 3, found, True), [launched.launch])
 
 
 def _listed(launched: Sequence[Launched], operands: int) -> tuple[Handle | None, LaunchList | None]:

@@ -26,11 +26,13 @@ class Remembered:
     none of, and whose `check` tells whether those that there were are like them. Copies and pickled modules remember
     nothing."""
 
-    __slots__ = ("entries", "learnt")
+    __slots__ = ("entries", "learnt", "quick")
 
     def __init__(self) -> None:
         self.entries: tuple[Any, ...] = ()
         self.learnt = 0
+        #: `quick(module, x)` looks for one of the entries first, in generated code (operator_calls.py)
+        self.quick: Callable[[Any, Tensor], Any] | None = None
 
     def __reduce__(self) -> tuple[type[Remembered], tuple[()]]:
         return Remembered, ()

@@ -223,17 +223,25 @@ def prepared(
     exec(compile("\n".join(lines), "<jitdnn launch>", "exec"), space)
     found: Run = space["run"]
     places = [Place(number) for number, one in enumerate((*inputs, *results)) if one is not None]
-    return offering(found, partial(native, run, len(inputs), makers, places, found, is_one))
+    return offering(found, partial(native, run, len(inputs), makers, places, found, is_one), [run])
 
 
-_NATIVE = "native"
-"""The attribute of a function that makes the same as generated code."""
+_NATIVE, _WAITS = "native", "waits"
+"""The attributes of a function that make the same as generated code, and say whether it is too early for that."""
 _TRIES = 4
 
 
-def offering(run: Callable[..., Any], make: Callable[[], Callable[..., Any] | None]) -> Callable[..., Any]:
-    """`run`, of which `make` gives the same as generated code; None where that cannot be, or not yet."""
+def offering(
+    run: Callable[..., Any], make: Callable[[], Callable[..., Any] | None], launches: Sequence[Any] = ()
+) -> Callable[..., Any]:
+    """`run` of these launches, of which `make` gives the same as generated code; None where that cannot be, or not
+    yet."""
+
+    def waits() -> bool:
+        return any(isinstance(one, GpuLaunch) and not one.is_settled for one in launches)
+
     setattr(run, _NATIVE, make)
+    setattr(run, _WAITS, waits)
     return run
 
 
@@ -241,15 +249,18 @@ def shortening(
     owner: Any, name: str, run: Callable[..., Any], then: Callable[[Callable[..., Any]], None] | None = None
 ) -> Callable[..., Any]:
     """`run` for an owner's attribute of this name, until generated code, which takes its place there, can do the same:
-    behind the first calls, and `then` is told of it. What does not offer that stays as it is."""
+    behind the first calls by the plan's own kernels, which may be compiled beside some calls more, and `then` is told
+    of it. What does not offer that stays as it is."""
     make: Callable[[], Callable[..., Any] | None] | None = getattr(run, _NATIVE, None)
     if make is None:
         return run
-    left = _TRIES
+    left, waits = _TRIES, getattr(run, _WAITS)
 
     def first(*operands: Any) -> Any:
         nonlocal left
         result = run(*operands)
+        if waits():  # another kernel stands in
+            return result
         left -= 1
         found = make()
         if found is not None or not left:

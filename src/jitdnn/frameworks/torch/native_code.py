@@ -1,9 +1,9 @@
 """Generated code that CPython calls as functions of an extension module, to launch CUDA kernels on tensors.
 
-`launch` (native_launch.py), `convolve` (native_convolution.py), `run` (native_run.py) and `gradients`
-(native_gradients.py) are called as `METH_FASTCALL | METH_KEYWORDS`; the object that they belong to is the address of a
-record in slots of 8 bytes. What changes from call to call lies on their own stack, so that threads share nothing; the
-interpreter's lock is let go while the driver launches.
+`launch` (native_launch.py), `convolve` (native_convolution.py), `run` (native_run.py), `gradients`
+(native_gradients.py), `forward` and `recalled` (native_calls.py) are called as `METH_FASTCALL | METH_KEYWORDS`; the
+object that they belong to is the address of a record in slots of 8 bytes. What changes from call to call lies on their
+own stack, so that threads share nothing; the interpreter's lock is let go while the driver launches.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jitdnn.devices.tensor_map import ALIGNMENT
+from jitdnn.frameworks.torch.native_calls_text import CALLS_TEXT, FORWARD_SLOTS, RECALLED_SLOTS
 from jitdnn.frameworks.torch.native_gradients_text import GRADIENTS_SLOTS, GRADIENTS_TEXT
 from jitdnn.frameworks.torch.native_run_text import KERNEL_SLOTS, RUN_SLOTS, RUN_TEXT
 from jitdnn.rtcg.compile import Library, load
@@ -54,6 +55,7 @@ declare i64 @PyObject_Size(ptr)
 declare ptr @PyObject_CallNoArgs(ptr)
 declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
 declare ptr @PyDict_GetItem(ptr, ptr)
+declare ptr @PyObject_Type(ptr)
 declare ptr @PyObject_CallOneArg(ptr, ptr)
 declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
 declare ptr @PyTuple_New(i64)
@@ -480,10 +482,12 @@ def _library() -> Library:
         **{f"u_{name}": n for n, name in enumerate(RUN_SLOTS)},
         **{f"k_{name}": n for n, name in enumerate(KERNEL_SLOTS)},
         **{f"g_{name}": n for n, name in enumerate(GRADIENTS_SLOTS)},
+        **{f"f_{name}": n for n, name in enumerate(FORWARD_SLOTS)},
+        **{f"c_{name}": n for n, name in enumerate(RECALLED_SLOTS)},
     }
     text = _FIELD.sub(
         r"\1.at = getelementptr i64, ptr \3, i64 \4\n  \1 = load \2, ptr \1.at",
-        (_TEXT + RUN_TEXT + GRADIENTS_TEXT).format(
+        (_TEXT + RUN_TEXT + GRADIENTS_TEXT + CALLS_TEXT).format(
             **slots,
             config_bytes=CONFIG_BYTES,
             config_slots=CONFIG_SLOTS,

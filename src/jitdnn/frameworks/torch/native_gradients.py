@@ -21,7 +21,8 @@ from jitdnn.frameworks.torch.native_gradients_text import GRADIENTS_SLOTS
 from jitdnn.frameworks.torch.registry import is_graph_kept
 
 _NAMES = ("saved_tensors", "needs_input_grad")
-_RESULT, _VERSION, _VERSIONS = "result", "version", "_version"
+KEPT_RESULT, KEPT_VERSION, VERSIONS = "result", "version", "_version"
+"""The attributes of a node that keeps its result besides, and its version at first; and that of tensors' versions."""
 
 
 def gradients(
@@ -40,7 +41,7 @@ def gradients(
     objects: dict[str, Any] = {
         "slow": slow, "run": run, "check": check, "saved": saved, "needed": needed, "needs": needs, "enabled": enabled,
         "threads": threads, "count": count, "observers": observers, "apart": threads_apart, "none": None, "true": True,
-        "false": False, "result": _RESULT if has_result else None, "version": _VERSION, "versions": _VERSIONS,
+        "false": False, "result": KEPT_RESULT if has_result else None, "version": KEPT_VERSION, "versions": VERSIONS,
         "retained": is_graph_kept,
     }  # fmt: skip
     numbers = {**{name: id(one) for name, one in objects.items()}, "kept": kept}

@@ -27,7 +27,7 @@ from jitdnn.frameworks.torch.native_code import SLOT, method
 from jitdnn.frameworks.torch.native_convolution import stream_in_force
 from jitdnn.frameworks.torch.native_run_text import KERNEL_SLOTS, RUN_SLOTS
 from jitdnn.recorders import recorders
-from jitdnn.settings import current
+from jitdnn.settings import IN_FORCE, current
 
 _ON_GPU, _ON_CPU = 1, 0
 _ARGUMENTS = 3
@@ -151,13 +151,14 @@ def _made(
     objects = (ctypes.py_object * max(1, len(makers)))(*makers)
     each = (ctypes.c_uint64 * len(kernels))(*kernels)
     data_ptr, stream, values = Tensor.data_ptr, stream_in_force(), current()
+    override, defaults, name = IN_FORCE
     numbers = {
         "inputs": inputs, "results": len(results), "returned": returned, "is_one": int(is_one), "slow": id(slow),
-        "data_ptr": id(data_ptr), "recorders": id(recorders), "current": id(current), "settings": id(values),
-        "stream": id(stream), "none": id(None), "makers": ctypes.addressof(objects), "kernels": len(kernels),
-        "kernel": ctypes.addressof(each), **given,
+        "data_ptr": id(data_ptr), "recorders": id(recorders), "override": id(override), "defaults": id(defaults),
+        "default_name": id(name), "settings": id(values), "stream": id(stream), "none": id(None),
+        "makers": ctypes.addressof(objects), "kernels": len(kernels), "kernel": ctypes.addressof(each), **given,
     }  # fmt: skip
     record = (ctypes.c_uint64 * len(RUN_SLOTS))(*(numbers.get(name, 0) for name in RUN_SLOTS))
     return method(
-        "run", ctypes.addressof(record), (slow, objects, each, data_ptr, stream, values, record, kept)
+        "run", ctypes.addressof(record), (slow, objects, each, data_ptr, stream, values, name, record, kept)
     )[0]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 #: of a record of `run`; `busy` is written to
 RUN_SLOTS = (
-    "inputs", "results", "returned", "is_one", "is_gpu", "slow", "none", "data_ptr", "current", "settings",
-    "recorders", "stream", "index", "device", "makers", "kernels", "kernel", "driver", "control", "state", "busy",
+    "inputs", "results", "returned", "is_one", "is_gpu", "slow", "none", "data_ptr", "override", "defaults",
+    "default_name", "settings", "recorders", "stream", "index", "device", "makers", "kernels", "kernel", "driver",
+    "control", "state", "busy",
 )  # fmt: skip
 #: and of each kernel that it launches; on a processor there is one, a list of launches, with the pointers alone
 KERNEL_SLOTS = (
@@ -16,6 +17,8 @@ KERNEL_SLOTS = (
     "configs",
 )  # fmt: skip
 RUN_TEXT = """
+declare i32 @PyContextVar_Get(ptr, ptr, ptr)
+
 ; drop so many results
 define internal void @drop(ptr %objects, i64 %count) {{
 entry:
@@ -47,13 +50,28 @@ entry:
   %is_unnamed = icmp eq ptr %keywords, null
   %is_form = and i1 %is_enough, %is_unnamed
   br i1 %is_form, label %settings, label %long
+
+; the settings in force, as settings.py has them, whose function in Python a thread of PyTorch's engine is slow to run
 settings:
-  %current = field ptr %record, {u_current}
-  %now = call ptr @PyObject_CallNoArgs(ptr %current)
-  %has_now = icmp ne ptr %now, null
-  br i1 %has_now, label %same, label %failed
+  %override = field ptr %record, {u_override}
+  %override_room = alloca ptr
+  %override_status = call i32 @PyContextVar_Get(ptr %override, ptr null, ptr %override_room)
+  %has_status = icmp eq i32 %override_status, 0
+  br i1 %has_status, label %overridden, label %failed
+overridden:
+  %own_settings = load ptr, ptr %override_room
+  call void @Py_DecRef(ptr %own_settings)
+  %has_none = icmp eq ptr %own_settings, %none
+  %has_nothing = icmp eq ptr %own_settings, null
+  %is_of_process = or i1 %has_none, %has_nothing
+  br i1 %is_of_process, label %of_process, label %same
+of_process:
+  %defaults = field ptr %record, {u_defaults}
+  %default_name = field ptr %record, {u_default_name}
+  %default_settings = call ptr @PyDict_GetItem(ptr %defaults, ptr %default_name)
+  br label %same
 same:
-  call void @Py_DecRef(ptr %now)
+  %now = phi ptr [%own_settings, %overridden], [%default_settings, %of_process]
   %then = field ptr %record, {u_settings}
   %is_same = icmp eq ptr %now, %then
   br i1 %is_same, label %where, label %long

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, get_num_threads, is_grad_enabled
 from torch.autograd import forward_ad
 
-from jitdnn.frameworks.torch import guards, kinds, native_gradients, whole
+from jitdnn.frameworks.torch import guards, kinds, native_calls, native_gradients, whole
 from jitdnn.frameworks.torch.eager import EagerOperation
 from jitdnn.frameworks.torch.guards import CALLS, Remembered
 from jitdnn.frameworks.torch.kinds import Operation, observers, threads_apart, watching
@@ -46,6 +46,8 @@ def recalled(module: Any, x: Tensor, told: str = "") -> Tensor | None:
         call = calls.find(now, x, w) if bias is None else calls.find(now, x, w, bias)
     if call is None:
         return None
+    if call.quick is not None:
+        calls.quick = call.quick
     apply = call.apply
     found: Tensor
     if apply is None:
@@ -76,7 +78,17 @@ def learn(module: Any, function: Any, args: tuple[Any, ...], named: dict[str, An
         call.state = deepcopy(_now(module, module.__dict__, w, bias, told))  # lists are changed in place
         call.tensors = ()
         calls.add(call)
+        if not told:
+            calls.quick = call.quick = _quick(call, type(module))
         module.__dict__[CALLS] = calls
+
+
+def _quick(call: Call, ours: type) -> Callable[[Any, Tensor], Any]:
+    """The same as `recalled` of modules of a class, as generated code for such calls alone."""
+    apply, takes = (call.run, 3) if call.apply is None else (call.apply, 1 + call.parameters)
+    return native_calls.recalled(
+        recalled, apply, takes, call.check, call.state, _has_function_modes, getattr(ours, TOLD)
+    )
 
 
 def _are(found: tuple[Operation | EagerOperation, tuple[Any, ...]], own: tuple[Any, ...]) -> bool:
@@ -123,9 +135,9 @@ class Call:
     """A call that was made before: who it is for, and what runs it."""
 
     __slots__ = (
-        "_epoch", "_operation", "_options", "apply", "arguments", "backwards", "behind", "check",
+        "_epoch", "_native", "_operation", "_options", "apply", "arguments", "backwards", "behind", "check",
         "gradients", "keep",
-        "kept", "kernel", "parameters", "state", "tensors",
+        "kept", "kernel", "parameters", "quick", "saves", "state", "tensors",
     )  # fmt: skip
 
     def __init__(
@@ -143,7 +155,12 @@ class Call:
         self.state: tuple[Any, ...] = ()
         self._epoch = kinds.epoch
         self._operation, self._options = operation, options
-        self.kernel = shortening(self, "kernel", run)
+        #: what the forward pass of its nodes keeps; None where that is not known, False where it is told by nothing
+        self.saves: native_calls.Saves | bool | None = None
+        #: what finds it again, for modules
+        self.quick: Callable[[Any, Tensor], Any] | None = None
+        self._native: Callable[..., Any] | None = None
+        self.kernel = shortening(self, "kernel", run, self._shortened)
         self.behind = operation.behind(tensors[0], *self.arguments)
         self.kept = operation.kept
         self.backwards: tuple[_Backward, ...] = ()
@@ -152,6 +169,27 @@ class Call:
         self.gradients = _gradients_of(self)
         #: the result with a history, where there is to be one
         self.apply = _node(self) if is_grad_enabled() and is_wanted else None
+
+    def note(self, operands: tuple[Any, ...], result: Any) -> None:
+        """Note what the forward pass of its nodes keeps of operands and of what the kernel gave."""
+        found = native_calls.saves_of(
+            self.keep, operands, result, self.arguments, self.kept is not None
+        )  # fmt: skip
+        self.saves = found or False
+        self._shorten()
+
+    def _shortened(self, kernel: Callable[..., Any]) -> None:
+        self._native = kernel
+        self._shorten()
+
+    def _shorten(self) -> None:
+        """Have the forward pass of its nodes be generated code where the kernel is."""
+        if self._native is None or self.apply is None or not isinstance(self.saves, native_calls.Saves):
+            return
+        function = self.apply.__self__
+        function.forward = native_calls.forward(
+            function.forward, self._native, 1 + self.parameters, self.arguments, self.saves
+        )
 
     def run(self, x: Tensor, w: Any, bias: Any) -> Tensor:
         """The layer's result, without a history."""
@@ -217,12 +255,16 @@ def _node(call: Call) -> Any:
     def forward(ctx: Any, x: Tensor) -> Tensor:
         result = call.kernel(x, *arguments)
         keep(ctx, x, result, arguments)
+        if call.saves is None:
+            call.note((x,), result)
         first: Tensor = result[0] if type(result) is tuple else result
         return first
 
     def forward_with_parameters(ctx: Any, x: Tensor, *others: Tensor | None) -> Tensor:
         result = call.kernel(x, *others, *arguments)
         keep(ctx, x, result, arguments, *others)
+        if call.saves is None:
+            call.note((x, *others), result)
         first: Tensor = result[0] if type(result) is tuple else result
         return first
 

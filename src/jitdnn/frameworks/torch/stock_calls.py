@@ -25,7 +25,7 @@ from torch import (
 from torch.compiler import is_compiling
 
 from jitdnn.frameworks.torch import guards, kinds
-from jitdnn.frameworks.torch.guards import Remembered
+from jitdnn.frameworks.torch.guards import CALLS, Remembered
 from jitdnn.frameworks.torch.kinds import observers, threads_apart
 from jitdnn.frameworks.torch.registry import OWN, is_autocast_on
 
@@ -94,9 +94,11 @@ def remembering(
         if is_compiling():
             return ours(self, input, *rest, **named)
         if recalled is not None and not (rest or named):
-            found = recalled(self, input)
-            if found is not None:
-                return found
+            remembered = self.__dict__.get(CALLS)
+            if remembered is not None:
+                found = (remembered.quick or recalled)(self, input)
+                if found is not None:
+                    return found
         calls: StockCalls | None = self.__dict__.get(STOCK_CALLS)
         if calls is not None and calls.know(self, input):
             return stock(self, input, *rest, **named)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
@@ -13,14 +13,18 @@ from jitdnn.problems.layer_norm import LayerNorm
 from jitdnn.tensor import DTYPES
 
 _COLUMN = ("weight", "dweight", "dbias")  # one number for each element of a row
-_MOST_THREADS = 512
+_THREADS, _MOST_THREADS = 128, 512  # of a thread block
 _MOST_ELEMENTS = 16  # of a row that a thread has
+_MOST_OF_HALVES = 24  # of 16 bits, where the thread block has the fewest threads
 _ROWS_AHEAD = {
     2: 2,
     4: 1,
-}  # rows that are prefetched, by bytes of an element: there are registers for so many
+}  # of a thread block of one row, by bytes of an element: there are registers for so many
+_WALKERS = 16  # threads that add up what the thread blocks have of a column
 _BANDWIDTH_SHARE = 0.85  # of the device's
-_RESIDENT = 512  # threads of a multiprocessor that have registers enough
+#: threads of a multiprocessor that have registers enough, and where each has more elements than `_MOST_ELEMENTS`
+_RESIDENT, _RESIDENT_OF_MORE = 512, 384
+_TURNS_ALONE = 2  # of one thread block, which take no longer than a second launch
 
 
 @dataclass(frozen=True)
@@ -33,16 +37,39 @@ class Plan:
     vectors: int
     blocks: int
 
+    @property
+    def block_threads(self) -> int:
+        """Threads of a thread block, which has several rows at a time where these have fewer."""
+        return max(_THREADS, self.threads)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one thread block has all rows, so that nothing is left to add up."""
+        return self.blocks == 1
+
 
 def _threads(problem: LayerNorm) -> tuple[int, int, int]:
-    """Threads of a row, elements of a vector, and vectors of a thread; no threads if a row is too long."""
+    """Threads of a row, elements of a vector, and vectors of a thread; no threads if a row is too long.
+
+    The fewest places beyond the row's end, and two vectors, so that enough is loaded at once.
+    """
     vector = 16 // DTYPES[problem.x.dtype]
-    wanted = 2 * vector  # elements of a thread, so that enough is loaded at once
-    threads = 32
-    while threads < _MOST_THREADS and threads * wanted < problem.count:
-        threads *= 2
-    vectors = -(-problem.count // (threads * vector))
-    return (threads, vector, vectors) if vectors * vector <= _MOST_ELEMENTS else (0, vector, vectors)
+    ways = []
+    for threads in (1, 2, 4, 8, 16, 32, 64, 128, 256, _MOST_THREADS):
+        vectors = -(-problem.count // (threads * vector))
+        is_more = threads <= _THREADS and DTYPES[problem.x.dtype] == 2
+        if vectors * vector <= (_MOST_OF_HALVES if is_more else _MOST_ELEMENTS):
+            ways.append((threads * vectors, abs(vectors - 2), threads, vectors))
+    if not ways:
+        return 0, vector, 0
+    *_, threads, vectors = min(ways)
+    return threads, vector, vectors
+
+
+def _resident(elements: int, threads: int) -> int:
+    """Thread blocks of so many threads, each with so many elements of a row, that a multiprocessor's registers hold."""
+    most = _RESIDENT if elements <= _MOST_ELEMENTS else _RESIDENT_OF_MORE
+    return max(1, most // threads)
 
 
 def _kept_axes(problem: LayerNorm) -> list[tuple[int, dict[str, int]]]:
@@ -67,6 +94,7 @@ class FusedLayerNorm(PlannedAlgorithm[LayerNorm, Plan, GpuDevice]):
     name = "fused"
     problem = LayerNorm
     deterministic = True
+    version = 2
     takes_no_epilogue = "{kind} takes no epilogue"
 
     def refusal(self, problem: LayerNorm, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
@@ -92,16 +120,21 @@ class FusedLayerNorm(PlannedAlgorithm[LayerNorm, Plan, GpuDevice]):
 
     def plan(self, problem: LayerNorm, device: GpuDevice, epilogue: Epilogue | None) -> Plan:
         threads, vector, vectors = _threads(problem)
+        plan = Plan(problem, threads, vector, vectors, 1)
         rows = prod(problem.grid[axis] for axis in problem.sums)
-        resident = device.multiprocessors * max(1, _RESIDENT // threads)
-        return Plan(problem, threads, vector, vectors, max(1, min(rows, resident)))
+        parts = -(-rows // (plan.block_threads // threads))
+        if parts <= _TURNS_ALONE:
+            return plan
+        resident = device.multiprocessors * _resident(vector * vectors, plan.block_threads)
+        turns = -(-parts // resident)
+        return replace(plan, blocks=-(-parts // turns))
 
     def workspace_of(self, plan: Plan, device: GpuDevice) -> int:
-        return plan.blocks * 2 * plan.problem.count * 4
+        return 0 if plan.is_alone else plan.blocks * 2 * plan.problem.count * 4
 
     def seconds_of(self, plan: Plan, device: GpuDevice) -> float:
         moved = plan.problem.bytes + 2 * self.workspace_of(plan, device)
-        return 2 * LAUNCH_SECONDS + moved / (_BANDWIDTH_SHARE * device.bandwidth)
+        return (1 if plan.is_alone else 2) * LAUNCH_SECONDS + moved / (_BANDWIDTH_SHARE * device.bandwidth)
 
     def error_of(self, problem: LayerNorm) -> float:
         return error_bound_of(problem)
@@ -111,10 +144,9 @@ class FusedLayerNorm(PlannedAlgorithm[LayerNorm, Plan, GpuDevice]):
         extras = {"n": norm.count, "rows": prod(extent for extent, _ in axes), "groups": plan.blocks}
         for a, (extent, steps) in enumerate(axes):
             extras |= {f"extent{a}": extent, **{f"{name}_step{a}": step for name, step in steps.items()}}
-        launches = [
-            Launch("rows", plan.blocks, plan.threads),
-            Launch("columns", (-(-norm.count // 32), 2), 256),
-        ]
+        launches = [Launch("rows", plan.blocks, plan.block_threads)]
+        if not plan.is_alone:
+            launches.append(Launch("columns", (-(-norm.count // 32), 2), 32 * _WALKERS))
         source = Source("layer_norm", _text(plan, len(axes), list(extras)), spills=True)
         return device.kernel(source, launches, len(norm.operands), list(extras.values()))
 
@@ -164,14 +196,17 @@ def _text(plan: Plan, axes: int, extras: list[str]) -> str:
         "HAS_WEIGHT": int("weight" in names),
         "HAS_DWEIGHT": int("dweight" in names),
         "HAS_DBIAS": int("dbias" in names),
+        "BLOCK_THREADS": plan.block_threads,
         "THREADS_OF_ROW": threads,
         "VECTOR": vector,
         "VECTORS": vectors,
         "WORDS": 4,
         "DY_WORDS": 4 * DTYPES[gradient] // size,
         "WEIGHT_IS_DATA": int(names.get("weight") == data),
-        "RESIDENT_BLOCKS": max(1, _RESIDENT // threads),
-        "ROWS_AHEAD": _ROWS_AHEAD[max(size, DTYPES[gradient])],
+        "RESIDENT_BLOCKS": _resident(vector * vectors, plan.block_threads),
+        "ROWS_AHEAD": _ROWS_AHEAD[max(size, DTYPES[gradient])] if threads == plan.block_threads else 1,
+        "IS_ALONE": int(plan.is_alone),
+        "WALKERS": _WALKERS,
     }
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     return (
