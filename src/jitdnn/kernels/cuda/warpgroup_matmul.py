@@ -49,7 +49,7 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
     """Products as convolutions; few tiles are split along k."""
 
     name = "matrix_units_wgmma"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     problem = MatMul
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1

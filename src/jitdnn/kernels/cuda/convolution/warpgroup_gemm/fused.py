@@ -41,7 +41,7 @@ class WarpgroupFused(KernelAlgorithm[FusedConvolution, GpuDevice]):
     """fprop with either, and wgrad with a prologue."""
 
     name = "implicit_gemm_wgmma"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     problem = FusedConvolution
 
     def __init__(self, separate: Algorithm, tiles: tuple[Tile, ...] = TILES) -> None:
