@@ -6,10 +6,12 @@
 A problem is a convolution in bf16, channels last, or a product M x N x K of bf16: with `t` behind it B has its columns
 in one piece, with `n` its rows. For each: microseconds of cuDNN's search in that memory order or of cuBLAS, with all
 operands in L2 and with sets of tensors larger than L2 in turns; then of the blockings that are expected to be fastest,
-which are captured in CUDA graphs that take turns: orientation (rows or columns of a product, v of a convolution, s
-with its pixels as columns, l in lines), `down,across,rows,columns,cluster` of the tile / parts of K (k: B is kept; =:
-as many thread blocks have equal parts of all) / stages, tiles numbered across of tiles down x across, expected,
-measured in L2, measured in turns. What differs from the peer's result is named and left out.
+which are captured in CUDA graphs that take turns: orientation (rows or columns of a product, v of a convolution, p
+and q without taps that read padding alone along one and two axes, h with stride phases as halves of the columns, s with
+its pixels as columns, l in lines, m both l and p), `down,across,rows,columns,cluster` of the tile / parts of K (k: B is
+kept; =: as many thread blocks have equal parts of all) / stages, tiles numbered across of tiles down x across,
+expected, measured in L2, measured in turns.
+What differs from the peer's result is named and left out.
 """
 
 # ruff: noqa: T201
@@ -103,6 +105,11 @@ def candidates(problem: Any, device: Any, most: int) -> list[tuple[str, Plan, An
     else:
         found += [("v", plan, None) for plan in plans(problem, device, tiles)]
         found += [("l", plan, None) for plan in plans(problem, device, tiles, is_in_lines=True)]
+        in_lines = {"is_in_lines": True, "skips_padding": 1}
+        found += [("m", plan, None) for plan in plans(problem, device, tiles, **in_lines)]
+        found += [("p", plan, None) for plan in plans(problem, device, tiles, skips_padding=1)]
+        found += [("q", plan, None) for plan in plans(problem, device, tiles, skips_padding=2)]
+        found += [("h", plan, None) for plan in plans(problem, device, tiles, is_paired=True)]
         if other := transposed(problem):
             found += [("s", of_pixels(plan), None) for plan in plans(other, device, tiles)]
         elif problem.groups == 1 and problem.direction != "bwd_filter":

@@ -119,6 +119,16 @@ def test_im2col_of_images_with_stride_and_padding(hopper: Any, start: tuple[int,
         assert np.array_equal(y, im2col(x, tensor_map, start, taps))
 
 
+def test_im2col_of_lines(hopper: Any) -> None:
+    """Two taps far apart, with padding as wide."""
+    x = np.random.default_rng(1).standard_normal((2, 500, 64)).astype(np.float16)
+    tensor_map = row_major(0, x, (64, 64), steps=(1, 2, 1), corners=((-300,), (-300,)))
+    for start, tap in [((0, -300, 0), 300), ((0, 180, 1), 600), ((0, 100, 0), 0)]:
+        places = ", ".join(map(str, (*start, tap)))
+        y = copied(hopper, x, tensor_map, f"tma_load_im2col_3d(shared, tables.maps[0], barrier, {places});")
+        assert np.array_equal(y, im2col(x, tensor_map, start, (tap,)))
+
+
 def test_im2col_of_volumes(hopper: Any) -> None:
     x = np.random.default_rng(1).standard_normal((2, 4, 5, 6, 64)).astype(ml_dtypes.bfloat16)
     tensor_map = row_major(0, x, (64, 64), steps=(1, 1, 2, 1, 1), corners=((-2, -1, 0), (0, -1, -1)))

@@ -176,7 +176,7 @@ MAPS = {
     "steps must be 1 to 8": {"steps": (1, 9, 1)},
     "address 0x.* must be a multiple of 16": {"offset": 8},
     "no such operand": {"operand": 3},
-    "im2col needs rank 4 or 5": {"corners": ((0,), (0,)), "box": (64, 8)},
+    "corners must be within .-32768, 32767.": {"corners": ((-32769,), (0,)), "box": (64, 8)},
     "corners must be within .-128, 127.": {
         "extents": (64, 8, 8, 1), "strides": (128, 1024, 8192), "steps": (1, 1, 1, 1), "box": (64, 8),
         "corners": ((-129, 0), (0, 0)),

@@ -60,6 +60,10 @@ static inline void tma_load_5d(u32 shared, const TensorMap &map, u32 barrier, in
                                EMULATION_LINE) {
     emulation::load(shared, barrier, {&map, false, 5, {a, b, c, d, e}, {}}, line);
 }
+static inline void tma_load_im2col_3d(u32 shared, const TensorMap &map, u32 barrier, int c, int w, int n, int s,
+                                      EMULATION_LINE) {
+    emulation::load(shared, barrier, {&map, true, 3, {c, w, n}, {(unsigned short)s}}, line);
+}
 static inline void tma_load_im2col_4d(u32 shared, const TensorMap &map, u32 barrier, int c, int w, int h, int n, int s,
                                       int r, EMULATION_LINE) {
     emulation::load(shared, barrier, {&map, true, 4, {c, w, h, n}, {emulation::tap(s), emulation::tap(r)}}, line);
@@ -81,6 +85,9 @@ static inline void tma_load_4d(u32, const TensorMap &map, u32, int a, int b, int
 static inline void tma_load_5d(u32, const TensorMap &map, u32, int a, int b, int c, int d, int e,
                                ToCache, EMULATION_LINE) {
     emulation::ask({&map, false, 5, {a, b, c, d, e}, {}}, line);
+}
+static inline void tma_load_im2col_3d(u32, const TensorMap &map, u32, int c, int w, int n, int s, ToCache, EMULATION_LINE) {
+    emulation::ask({&map, true, 3, {c, w, n}, {(unsigned short)s}}, line);
 }
 static inline void tma_load_im2col_4d(u32, const TensorMap &map, u32, int c, int w, int h, int n, int s,
                                       int r, ToCache, EMULATION_LINE) {

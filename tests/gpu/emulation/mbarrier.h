@@ -325,7 +325,7 @@ void emulation_tma_load(Word address, Word barrier_address, const Box *box, int 
         emulation_fail(line, "%s: a box begins at element %d: that must be a multiple of 16 bytes", what,
                        box->coordinates[0]);
     for (int axis = 1; axis < map.rank - 1 && map.is_im2col; ++axis) {
-        const int tap = box->taps[axis - 1], most = map.rank == 4 ? 255 : 31;
+        const int tap = box->taps[axis - 1], most = map.rank == 3 ? 65535 : map.rank == 4 ? 255 : 31;
         if (tap < 0 || tap > most) emulation_fail(line, "%s: a tap at %d: it can be 0 to %d", what, tap, most);
         const long long from = map.lower[axis - 1], at = box->coordinates[axis];
         const long long to = static_cast<long long>(map.extents[axis]) - 1 + map.upper[axis - 1];

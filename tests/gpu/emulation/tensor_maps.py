@@ -14,7 +14,7 @@ from jitdnn.tensor import DTYPES
 
 _MARK = 0x70616D74
 """What begins no map that somebody else made."""
-_CORNERS = {4: (-128, 127), 5: (-16, 15)}
+_CORNERS = {3: (-(2**15), 2**15 - 1), 4: (-128, 127), 5: (-16, 15)}
 """The least and the greatest corner of an im2col map of a rank."""
 
 
@@ -46,7 +46,6 @@ def check(tensor_map: TensorMap, pointers: int) -> None:
         ]
         must(all(1 <= span <= 256 for span in spans), "extents of a box must be 1 to 256")
         return
-    must(rank >= 4, "im2col needs rank 4 or 5")
     must(len(tensor_map.box) == 2, "the box of an im2col map is channels and pixels")
     must(1 <= tensor_map.box[1] <= 1024, "pixels of a box must be 1 to 1024")
     must(tensor_map.steps[-1] == 1, "the step of the outermost axis must be 1")

@@ -15,7 +15,7 @@ from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile
     multiprocessors=st.integers(1, 20), tile=st.sampled_from(TILES),
 )  # fmt: skip
 def test_the_busiest_thread_block(rows: list[int], n: int, multiprocessors: int, tile: Tile) -> None:
-    """Tiles of stride phases take turns among the thread blocks, one phase behind the other."""
+    """Tiles of stride phases, one phase behind the other, are dealt to the thread blocks, there and back again."""
     products = Products(tuple(rows), tuple(range(len(rows))), n, 1)
     cycles = [1000.0 + 10 * number for number in range(len(rows))]
     loads = [0.0] * multiprocessors
@@ -25,5 +25,6 @@ def test_the_busiest_thread_block(rows: list[int], n: int, multiprocessors: int,
         for _ in range(-(-count // tile.m) * -(-n // tile.n))
     ]
     for number, one in enumerate(every):
-        loads[number % multiprocessors] += one
+        turn, block = divmod(number, multiprocessors)
+        loads[multiprocessors - 1 - block if turn % 2 else block] += one
     assert longest_load(products, tile, multiprocessors, cycles) == pytest.approx(max(loads))

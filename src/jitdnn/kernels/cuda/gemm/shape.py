@@ -17,6 +17,12 @@ def divisor(number: int) -> tuple[int, int, int]:
     return (number, *(magic_of(number) if 0 < number < _MOST_DIVISOR else (0, 0)))
 
 
+def packed_divisor(number: int) -> int:
+    """A `PackedDivisor` of tables.cuh."""
+    _, magic, shift = divisor(number)
+    return shift << 32 | magic
+
+
 def divisors(numbers: Iterable[int]) -> tuple[int, ...]:
     """An array of `Divisor`s."""
     return tuple(field for number in numbers for field in divisor(number))

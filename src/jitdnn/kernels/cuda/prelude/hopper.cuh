@@ -64,6 +64,12 @@ FUNCTION void tma_load_5d(u32 shared, const TensorMap &map, u32 barrier, int a, 
 // im2col: the box is a run of pixels, along w, then h (then d), then the images, within the corners that the map
 // holds and in its steps; (c, w, h, n) is where the first pixel's window begins, (s, r) is the tap: where in each
 // window.
+FUNCTION void tma_load_im2col_3d(u32 shared, const TensorMap &map, u32 barrier, int c, int w, int n, int s) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5}], [%2], {%6};"
+                 ::"r"(shared), "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(n), "h"((short)s)
+                 : "memory");
+}
 FUNCTION void tma_load_im2col_4d(u32 shared, const TensorMap &map, u32 barrier, int c, int w, int h, int n, int s,
                                  int r) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
@@ -92,6 +98,10 @@ FUNCTION void tma_load_4d(u32, const TensorMap &map, u32, int a, int b, int c, i
 FUNCTION void tma_load_5d(u32, const TensorMap &map, u32, int a, int b, int c, int d, int e, ToCache) {
     asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];"
                  ::"l"(&map), "r"(a), "r"(b), "r"(c), "r"(d), "r"(e) : "memory");
+}
+FUNCTION void tma_load_im2col_3d(u32, const TensorMap &map, u32, int c, int w, int n, int s, ToCache) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.im2col [%0, {%1, %2, %3}], {%4};"
+                 ::"l"(&map), "r"(c), "r"(w), "r"(n), "h"((short)s) : "memory");
 }
 FUNCTION void tma_load_im2col_4d(u32, const TensorMap &map, u32, int c, int w, int h, int n, int s, int r, ToCache) {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.im2col [%0, {%1, %2, %3, %4}], {%5, %6};"

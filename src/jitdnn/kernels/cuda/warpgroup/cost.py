@@ -100,8 +100,9 @@ _CLEARED = 0.8e-6  # seconds of the launch that clears what thread blocks signal
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 
 
-_PADDED, _PADDED_VOLUME = 0.4, 0.47
-"""Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside."""
+_PADDED, _PADDED_VOLUME, _PADDED_SKIPPED = 0.35, 0.47, 0.3
+"""Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside: of images, of
+volumes, and of volumes whose taps that read padding alone are left out."""
 _LAST = 0.7
 """The same of rows outside of the last of several tiles down, or columns of the last across."""
 _TILE_FACTOR = {(64, 144): 1.3, (192, 160): 0.97, (192, 192): 0.96}
@@ -113,6 +114,13 @@ _BETWEEN = {(192, 128): 700.0, (128, 192): 500.0, (64, 256): 500.0, (192, 64): 9
 _BETWEEN_KEPT = {(128, 64): -400.0}  # the same where it keeps all of B
 _PADDED_FACTOR, _PADDED_ALONE = {(128, 256): 0.95, (256, 128): 0.96}, {(256, 128): 1.05}
 """Of a stage of such a tile of layers with padding: of several across or with columns for all, and of the only one."""
+_HALF_SAVED = (
+    0.41  # of the cycles of a stage of paired stride phases, that one with half of the columns does not take
+)
+_HALVES_FACTOR = {
+    128: 1.17,
+    256: 1.1,
+}  # of such a stage, whose halves of so many columns each read the pixels
 _TURNS_FACTOR = 0.85  # of the cycles of tiles of eight stride phases that take turns
 _SHARED_EVENLY = 0.95  # of the time of thread blocks with equal parts of K, forward and of the data
 _UNEVEN_ROW = 0.8
@@ -269,7 +277,9 @@ def _outside(products: Products, blocking: Blocking, is_one_wave: bool) -> float
     if len(products.rows) == 1 and (is_one_wave or products.tiles_m(tile) == 1):
         rows = products.outside_rows(tile) * (1.0 if products.tiles_m(tile) == 1 else _LAST)
     if products.padding:
-        padded = _PADDED_VOLUME if products.is_volume else _PADDED
+        padded = _PADDED
+        if products.is_volume:
+            padded = _PADDED_SKIPPED if products.skips_padding else _PADDED_VOLUME
         padded_rows = tile.n if products.pixels_are_columns else tile.m
         rows = max(rows, (products.padding + padded * (1.0 - products.padding)) * padded_rows)
     return columns + rows
@@ -315,6 +325,8 @@ def _measured_stage(
         stage *= _PADDED_LINES if products.padding > MUCH_PADDING else 1.0
     if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW and not tile.swaps:
         stage *= _F32_WIDE_LINES_FACTOR if result_bytes == 4 else _WIDE_LINES_FACTOR
+    if products.half_stages:
+        stage *= _HALVES_FACTOR.get(tile.n, 1.0) * (1.0 - _HALF_SAVED * products.half_stages)
     if tile.cluster > 1:
         stage *= constants.cluster
         if is_wgrad and blocking.parts == 1 and not boxes.has_windows:
@@ -405,7 +417,7 @@ def seconds(
             constants.exchange + tile.m * tile.n * 4 / constants.exchanged + finished * (1 / tile.cluster - 1)
         )
         chunks = chunks / tile.cluster
-    if len(products.rows) > 1:
+    if len(products.rows) > 1 and not blocking.is_split:
         busy = longest_load(products, tile, device.multiprocessors, [
             max(blocks * stage + between + finished, chunks) if blocks
             else products.filled(tile) * chunks + _EMPTY_CYCLES
@@ -416,8 +428,10 @@ def seconds(
     elif blocking.sharers:
         sums = tile.m * tile.n * 4
         stages = -(-products.tiles(tile) * products.longest // blocking.sharers)
-        busy = stages * stage + 2 * between + constants.partial + sums / leaving
-        busy += max(0, blocking.pieces(products) - 2) * _WHOLE_BESIDE_PARTS
+        pieces = blocking.pieces(products)
+        ends = 2 if is_wgrad else min(2, pieces)
+        busy = stages * stage + ends * between + constants.partial + sums / leaving
+        busy += max(0, pieces - 2) * _WHOLE_BESIDE_PARTS
         busy += blocking.others(products) * (_WAITED + sums / _ADDED_BYTES)
         if not is_wgrad:
             busy *= _SHARED_EVENLY

@@ -165,8 +165,8 @@ struct Divider {
 FUNCTION void divide_all(const Ring &ring, const Tables &tables) {
     Divider divider(ring);
     int before = shuffle((int)threadIdx.x / 128, 0) - WARPGROUPS;  // until the next one of its own
-    for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
-        const Work work(tables, number);
+    for (Turns turns; turns.number < (int)tables.works; turns.next()) {
+        const Work work(tables, turns.number);
         for (int block = work.first_block; block < work.last_block; ++block) {
             if (before == 0) {
                 divider.divide_ahead();

@@ -1,7 +1,7 @@
 // The kernels: the product, and the sum of the splits of K.
 
 // Whether there are tiles whose sums have no terms: of stride phases that no tap meets.
-constexpr bool MAY_BE_EMPTY = PHASES > 1 && IS_RESULT_VECTOR && !IS_SPLIT && !HAS_EPILOGUE && !HAS_SUMS && !SWAPS_OPERANDS;
+constexpr bool MAY_BE_EMPTY = PHASES > 1 && !PAIRED && IS_RESULT_VECTOR && !IS_SPLIT && !HAS_EPILOGUE && !HAS_SUMS && !SWAPS_OPERANDS;
 
 // Zeros in place of a tile's results, of the rows and columns of one warpgroup: each lane finds the place of one row.
 FUNCTION void store_zeros(const Tables &tables, const Work &work, int first_row, int first_column, RESULT *result) {
@@ -109,7 +109,8 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         Sums sums;
 #if IS_SPLIT
         SUM *partials = (SUM *)(workspace + tables.partials);
-        for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
+        for (Turns turns; turns.number < (int)tables.works; turns.next()) {
+            const int number = turns.number;
             const Work work(tables, number);
 #if HAS_PROLOGUE
             consumer.begin(work);
@@ -150,7 +151,8 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         cluster_wait();  // a block stays as long as others read what it left
 #elif SWAPS_OPERANDS
         const u32 pixels = ring.behind() + ROWS_AT + warpgroup * WN * 8;
-        for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
+        for (Turns turns; turns.number < (int)tables.works; turns.next()) {
+            const int number = turns.number;
             const Work work(tables, number);
             warpgroup_barrier(warpgroup + 1);  // the pixels of the tile before are no longer read
             for (int n = threadIdx.x % 128; n < WN; n += 128)
@@ -199,17 +201,18 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #if HAS_SUMS
         clear_sums(tables, workspace, warpgroup);
 #endif
-        int number = blockIdx.x;
+        Turns turns;
 #if IS_STREAMED
-        const Work first_work(tables, number);
+        const Work first_work(tables, turns.number);
         if (!first_work.is_end) {
             consumer.multiply<1>(sums, first_work.last_block - first_work.first_block, false, [](int) {});
-            store_partial(sums, (SUM *)(workspace + tables.partials), tables, number, warpgroup);
+            store_partial(sums, (SUM *)(workspace + tables.partials), tables, turns.number, warpgroup);
             mbarrier_arrive(ring.behind() + LEFT_AT);
-            number += gridDim.x;
+            turns.next();
         }
 #endif
-        for (; number < (int)tables.works; number += gridDim.x) {
+        for (; turns.number < (int)tables.works; turns.next()) {
+            const int number = turns.number;
             const Work work(tables, number);
 #if IS_STREAMED
             if (work.first_block == work.last_block) break;
@@ -224,6 +227,8 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             consumer.begin(work);
 #elif IS_BLOCKWISE
             consumer.begin(tables, work, workspace);
+#elif PAIRED
+            consumer.stages_of_both = shuffle(work.stages_of_both(tables), 0);  // or the compiler does not know that all lanes have the same
 #endif
 #if LEAVES_AT_ONCE
 #if RESULT_BYTES == 2 && !IS_PROMOTED

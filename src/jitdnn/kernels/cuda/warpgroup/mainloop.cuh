@@ -105,6 +105,20 @@ FUNCTION void ask_ahead(const Tables &tables, const Work &work, Loader loader) {
 }
 #endif
 
+// The pieces of work of a thread block, one of each turn of all of them. Of stride phases those with most stages come first:
+// in every second turn pieces are numbered from the last thread block to the first, or the same ones would have the longest
+// of each turn.
+struct Turns {
+    static constexpr bool goes_back = PHASES > 1;
+    int number, step;
+
+    METHOD Turns() : number(blockIdx.x), step(goes_back ? 2 * gridDim.x - 1 - 2 * blockIdx.x : gridDim.x) {}
+    METHOD void next() {
+        number += goes_back ? step : (int)gridDim.x;
+        if (goes_back) step = 2 * gridDim.x - step;
+    }
+};
+
 // Where all tiles have the same columns, and there is room for all of B (Ring::keeps_b), it comes with the stages of the
 // first tile, and stays.
 FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) {
@@ -115,7 +129,8 @@ FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) 
 #if IS_STREAMED  // both halves of each piece of work
     for (int number = blockIdx.x, half = 0; number < (int)tables.works; number += half * gridDim.x, half ^= 1) {
 #else
-    for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
+    for (Turns turns; turns.number < (int)tables.works; turns.next()) {
+        const int number = turns.number;
 #endif
         const bool is_first = number == (int)blockIdx.x;
 #if COPIERS > 1
@@ -132,7 +147,7 @@ FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) 
 #if COPIERS > 1
             if (!is_own) {
                 is_own = true;
-                loader.skip();
+                loader.skip(tables);
                 place.advance(ring);
                 continue;
             }
@@ -140,7 +155,11 @@ FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) 
 #endif
             mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
             const u32 to_b = ring.b(place.stage, block);
+#if PAIRED
+            const int copied = COPIED_BYTES - (loader.is_of_both ? 0 : B_BYTES / 2);
+#else
             const int copied = COPIED_BYTES - (is_short_line(block) ? TAP_B_BYTES : 0);
+#endif
 #if TAKES_RING
             const bool has_b = is_first || !ring.keeps_b;
             mbarrier_arrive_expect(ring.full(place.stage), has_b ? copied : PARTS * COPIED_A_BYTES);
@@ -242,6 +261,27 @@ FUNCTION void multiply_stage(const Ring &ring, int stage, int block, int warpgro
     wgmma_commit();
 }
 
+#if PAIRED
+// The same where halves of the columns are products of their own: in stages that the first half has no tap of it is left out.
+FUNCTION void multiply_halves(const Ring &ring, int stage, int block, int warpgroup, Sums &sums, bool is_added, bool is_of_both) {
+    const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup * ROWS * 64 * A_ROW_BYTES, SLAB_BYTES, A_ROW_BYTES);
+    const u64 b = b_descriptor(ring, stage, block, warpgroup);
+    wgmma_fence();
+#pragma unroll
+    for (int half = 1; half >= 0; --half) {
+        if (half == 0 && !is_of_both) continue;
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step)
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row)
+                MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(
+                    (SUM(&)[WN / 4])sums[row][half * (WN / 4)], a + a_offset(step) + row * (64 * A_ROW_BYTES / 16),
+                    b + half * (BN / 2 / B_BLOCK * B_SLAB_BYTES / 16) + b_offset(step), is_added || step > 0);
+    }
+    wgmma_commit();
+}
+#endif
+
 FUNCTION void clear(Sums &sums) {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
@@ -275,6 +315,9 @@ struct Consumer {
     const Ring ring;
     const int warpgroup, lane;
     RingPlace place;
+#if PAIRED
+    int stages_of_both;
+#endif
 
     METHOD Consumer(const Ring &ring, int warpgroup) : ring(ring.kept()), warpgroup(warpgroup), lane(threadIdx.x % 32) {}
 
@@ -299,7 +342,11 @@ struct Consumer {
         wgmma_fence_operand(sums);
         auto step = [&](auto during) {
             wait_for_stage();
+#if PAIRED
+            multiply_halves(ring, place.stage, block, warpgroup, sums, block > 0, block < stages_of_both);
+#else
             multiply_stage(ring, place.stage, block, warpgroup, sums, block > 0);
+#endif
             during();
             wgmma_wait<1>();
             if (previous >= 0) release(previous);

@@ -19,6 +19,8 @@ _NEIGHBOURS = 16
 _L2_SHARE, _AGAIN = 0.75, 0.43
 """That stays from one tap to another; of the data, that memory is asked for once more where they do not (`ncu`)."""
 _LEFT_OVER = 32  # of how many multiprocessors one may be left idle for parts that are in step
+_LEAST_BUSY = 0.85
+"""The same where each has a part of one tile."""
 _LEAST_PART = 8
 """Stages of a thread block, where all have equal parts of the K of all tiles: fewer are no more than what the sums of
 parts take."""
@@ -59,6 +61,8 @@ class Products:
     there are no stride phases. `takes_turns`: stride phases do, some tiles of each. `pixels_are_columns`: rows are
     those of the filter, and columns pixels, which `padding` and `is_strided` are about. `data_bytes`, `window_bytes`:
     of the data, and of those from one window to the next along all axes, where windows of taps are some pixels apart.
+    `half_stages`: the share of stages that have half of the columns. `skips_padding`: phases have no taps that read
+    padding alone.
     """
 
     rows: tuple[int, ...]
@@ -76,6 +80,8 @@ class Products:
     pixels_are_columns: bool = False
     data_bytes: int = 0
     window_bytes: int = 0
+    half_stages: float = 0.0
+    skips_padding: bool = False
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -338,7 +344,7 @@ def split_cuts(
     """The same where the pieces of K fill whole waves, of a tile without a cluster."""
     count, longest = products.tiles(tile), products.longest
     wanted = {min_splits} if min_splits > 1 else set()
-    if len(products.rows) == 1:
+    if len(set(products.blocks)) == 1:
         for waves in (1, 2, 3, 4):
             splits = multiprocessors * waves // max(1, count)
             wanted.add(min(max_splits, splits, longest))
@@ -418,15 +424,22 @@ def _shared_evenly(
     idle, and parts are long enough, and of at most so many tiles."""
     tiles = products.tiles(whole.tile)
     least = multiprocessors - multiprocessors // _LEFT_OVER
-    sharers = max(range(least, multiprocessors + 1), key=lambda count: (math.gcd(count, tiles), count))
-    in_step = math.gcd(sharers, tiles)
+    wanted = {max(range(least, multiprocessors + 1), key=lambda count: (math.gcd(count, tiles), count))}
+    parts = multiprocessors // tiles
+    if most_tiles == 1 and parts > 1 and tiles * parts >= _LEAST_BUSY * multiprocessors:
+        wanted.add(tiles * parts)  # parts of one tile each, all of them in step
     stages = tiles * products.longest
-    if tiles % sharers == 0 or stages < _LEAST_PART * sharers or stages // in_step * sharers >= _MAX_INT:
-        return []
-    if not sharers <= (MOST_PIECES + 1) * tiles <= (MOST_PIECES + 1) * most_tiles * sharers:
-        return []
-    found = replace(whole, sharers=sharers, in_step=in_step)
-    return [found] if max(found.others(products), found.pieces(products)) <= MOST_PIECES else []
+    found = []
+    for sharers in sorted(wanted):
+        in_step = math.gcd(sharers, tiles)
+        if tiles % sharers == 0 or stages < _LEAST_PART * sharers or stages // in_step * sharers >= _MAX_INT:
+            continue
+        if not sharers <= (MOST_PIECES + 1) * tiles <= (MOST_PIECES + 1) * most_tiles * sharers:
+            continue
+        one = replace(whole, sharers=sharers, in_step=in_step)
+        if max(one.others(products), one.pieces(products)) <= MOST_PIECES:
+            found.append(one)
+    return found
 
 
 def _kept_across(products: Products, tile: Tile, multiprocessors: int) -> int:
@@ -468,19 +481,22 @@ def _in_clusters(
 
 
 def longest_load(products: Products, tile: Tile, multiprocessors: int, cycles: Sequence[float]) -> float:
-    """Cycles of the thread block that has most to do, of which every `multiprocessors`-th tile is one's: tiles of each
-    stride phase, which follow each other, take `cycles`."""
-    phases, first = [], 0
-    for rows, one in zip(products.rows, cycles, strict=True):
-        count = -(-rows // tile.m) * products.tiles_n(tile) * products.groups
-        phases.append((one, *divmod(count, multiprocessors), first))
-        first += count
+    """Cycles of the thread block that has most to do: tiles of each stride phase, which follow each other, take
+    `cycles`, and every thread block has one of each turn of all tiles, in every second turn the last one the first."""
+    last = multiprocessors - 1
+    # how many turns of all thread blocks lie before the first tile of each phase, and how many tiles of the next one
+    bounds, first = [(0, 0)], 0
+    for rows in products.rows:
+        first += -(-rows // tile.m) * products.tiles_n(tile) * products.groups
+        bounds.append(divmod(first, multiprocessors))
 
     def load(number: int) -> float:
-        return sum(
-            one * (all_have + ((number - first) % multiprocessors < more))
-            for one, all_have, more, first in phases
-        )
+        before = [turns + ((last - number if turns % 2 else number) < more) for turns, more in bounds]
+        return sum(one * (end - begin) for one, (begin, end) in zip(cycles, pairwise(before), strict=True))
 
-    # from one thread block to the next the load rises only where those begin that have one more tile of a phase
-    return max(load(first) for *_, first in phases)
+    # from one thread block to the next the load changes only where a turn begins or ends with another phase
+    blocks = {0, last}
+    for turns, more in bounds:
+        at = last - more if turns % 2 else more - 1
+        blocks |= {max(0, at), min(last, at + 1)}
+    return max(map(load, blocks))

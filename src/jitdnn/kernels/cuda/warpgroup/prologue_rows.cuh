@@ -19,7 +19,7 @@ struct PrologueConsumer : Consumer {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, half);
-                const Position position(phase, row);
+                const Position position(tables, 0, row);
                 auto begin = [&](int n) {
                     return (int)(phase.axes[n].base + position.at[n] * phase.axes[n].input_stride);
                 };

@@ -26,9 +26,11 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import WGMMA_FUNCTIONS, kernel_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.edges import may_save
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.exchanged import exchanged, filled
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.finish import finish_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.paired import may_be_paired
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, transposed
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.rows import no_lines
@@ -127,25 +129,47 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
         # the same serves those that may have no workspace where it needs none
         if not self.uses_workspace and (not isinstance(plan, Plan) or plan.workspace):
             plan = plan_of(problem, device, self._tiles, False, *how)
-        if not isinstance(plan, Plan) or epilogue:
+        if not isinstance(plan, Plan):
             return plan
-        for other in self._others(problem, device):
+        plan = self._inside(problem, device, fusion, _FASTER * plan.seconds) or plan
+        for other in [] if epilogue else self._others(problem, device, _FASTER * plan.seconds):
             if isinstance(other, Plan) and other.seconds < _FASTER * plan.seconds:
                 plan = other
         return plan
 
-    def _others(self, problem: Convolution, device: GpuDevice) -> Iterator[Plan | str]:
-        """Plans of the same products with the operands in each other's places, without workspace."""
+    def _inside(
+        self, problem: Convolution, device: GpuDevice, fusion: Fusion, limit: float, is_in_lines: bool = False
+    ) -> Plan | None:
+        """The plan without products of padding, of layers that have some, if it takes less than the limit."""
+        if problem.direction == "bwd_filter" or self.parts > 1 or self.is_scaled or self._tiles[0].swaps:
+            return None
+        if (problem.direction == "bwd_data" and max(problem.stride) > 1) or not may_save(problem):
+            return None
+        best = None
+        for axes in (1, 2):
+            how = {"fusion": fusion, "is_in_lines": is_in_lines, "skips_padding": axes, "limit": limit}
+            plan = plan_of(problem, device, self._tiles, True, **how)
+            if isinstance(plan, Plan) and plan.workspace and not self.uses_workspace:
+                plan = plan_of(problem, device, self._tiles, False, **how)
+            if isinstance(plan, Plan) and plan.seconds < limit:
+                best, limit = plan, _FASTER * plan.seconds
+        return best
+
+    def _others(self, problem: Convolution, device: GpuDevice, limit: float) -> Iterator[Plan | str]:
+        """Plans of the same products with the operands in each other's places, or stride phases in pairs, without
+        workspace; none that takes more than the limit, in seconds."""
         if self.parts > 1 or self.is_scaled:
             return
+        if may_be_paired(problem):
+            yield plan_of(problem, device, self._tiles, False, is_paired=True, limit=limit)
         other = transposed(problem)
         if other and not unplannable(other):
-            plan = plan_of(other, device, self._tiles, False)
+            plan = plan_of(other, device, self._tiles, False, limit=limit)
             yield plan if isinstance(plan, str) else of_pixels(plan)
         elif problem.groups == 1 and (problem.direction == "fwd" or max(problem.stride) == 1):
             channels = problem.k if problem.direction == "fwd" else problem.c
             if tiles := filled(self._tiles, channels):
-                yield plan_of(problem, device, tiles, False, pixels_are_columns=True)
+                yield plan_of(problem, device, tiles, False, pixels_are_columns=True, limit=limit)
 
     def arithmetic(self, problem: Problem) -> str:
         return tensor_core_arithmetic(problem)
@@ -202,7 +226,10 @@ class WarpgroupGemmInLines(WarpgroupGemm):
         if reason := refuse_lines(problem):
             return reason
         fusion = Fusion(finish=finish_of(epilogue, problem.output.dtype)) if epilogue else NOTHING
-        return plan_of(problem, device, self._tiles, True, fusion=fusion, is_in_lines=True)
+        plan = plan_of(problem, device, self._tiles, True, fusion=fusion, is_in_lines=True)
+        if not isinstance(plan, Plan):
+            return plan
+        return self._inside(problem, device, fusion, _FASTER * plan.seconds, True) or plan
 
 
 class WarpgroupGemmSwapped(WarpgroupGemm):
@@ -245,7 +272,7 @@ class WarpgroupWgrad(WarpgroupGemm):
     def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS, *SPLIT)) -> None:
         super().__init__(tiles)
 
-    def _others(self, problem: Convolution, device: GpuDevice) -> Iterator[Plan | str]:
+    def _others(self, problem: Convolution, device: GpuDevice, limit: float) -> Iterator[Plan | str]:
         other = self._exchanged(problem)
         if other and not unplannable(other):
             plan = plan_of(other, device, self._tiles, True)

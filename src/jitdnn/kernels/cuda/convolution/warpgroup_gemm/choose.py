@@ -66,6 +66,9 @@ def plan_of(
     is_rough: bool = False,
     is_blockwise: bool = False,
     pixels_are_columns: bool = False,
+    skips_padding: int = 0,
+    is_paired: bool = False,
+    limit: float = math.inf,
 ) -> Plan | str:
     """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none.
 
@@ -75,12 +78,14 @@ def plan_of(
     dy alone, or the data of other directions. `is_rough`: only the first of these halves are multiplied.
     `is_in_lines`: of a filter's gradient, whose taps along the last axis share what is copied of x. `is_blockwise`:
     of a filter's gradient with one tap, of which blocks of 64 pixels by 64 channels are packed as halves, each
-    scaled by itself.
+    scaled by itself. `skips_padding`: along so many axes results whose windows reach outside of the data are phases
+    of their own, of the taps that read data; see edges.py. `is_paired`: two stride phases are halves of the columns;
+    see paired.py. `limit`: seconds, more than which no plan is worth, forward and to the data.
     """
     is_scaled = (is_scaled or parts > 1) and not is_divided
     request = ProductRequest(
         problem, device, tiles, uses_workspace, parts, batch, fusion, is_scaled, is_divided, divides_rows, is_rough,
-        is_blockwise, pixels_are_columns,
+        is_blockwise, pixels_are_columns, skips_padding, is_paired, limit,
     )  # fmt: skip
     try:
         if problem.direction == "bwd_filter":

@@ -202,6 +202,7 @@ def source_of(
         ("B_MAPS", blocking.parts),
         ("IS_RESULT_VECTOR", int(plan.is_vector)),
         ("ROWS_FIRST", int(plan.rows_first)),
+        ("PAIRED", int(plan.is_paired)),
         ("PIXELS_ARE_COLUMNS", int(plan.pixels_are_columns)),
         ("HAS_EPILOGUE", int(epilogue is not None)),
         ("EPILOGUE_PARAMETERS", code.parameters + fused.parameters),

@@ -7,19 +7,65 @@
 struct Columns {
     int first, count;
 
-    METHOD i64 place(const Tables &tables, int column) const { return (first + column) * tables.result_column; }
+    METHOD i64 place(const Tables &tables, int column) const {
+#if PAIRED
+        const int half = column >= BN / 2;
+        return tables.pair.place[half] + (column - half * (BN / 2)) * tables.result_column;
+#else
+        return (first + column) * tables.result_column;
+#endif
+    }
     // Columns that there are from this one on.
     METHOD int from(const Tables &, int column) const { return count - column; }
 };
+
+// Which part of K a piece of work has, of a split or of a cluster; `number` becomes that of the tile, of all groups.
+FUNCTION int split_of(const Tables &tables, int &number) {
+    if (!IS_CLUSTERED && !IS_SPLIT) return 0;
+    const int count = (int)(IS_CLUSTERED ? tables.splits : tables.tiles_m * tables.tiles_n * tables.groups);
+#if HAS_DIVISORS
+    const int outer = quotient(number, tables.by.part);
+#else
+    const int outer = number / count;
+#endif
+    const int inner = number - outer * count;
+    number = IS_CLUSTERED ? outer : inner;
+    return IS_CLUSTERED ? inner : outer;
+}
+
+// Which tile of a group has a number.
+FUNCTION void place_tile(const Tables &tables, int number, int &row_tile, int &column_tile) {
+    const int tiles_n = (int)tables.tiles_n, tiles_m = (int)tables.tiles_m;
+    int width = (int)tables.strip, before = 0;
+    if (width < tiles_n) {
+#if HAS_DIVISORS
+        before = quotient(number, tables.by.strip) * width;
+#else
+        before = number / (tiles_m * width) * width;
+#endif
+        number -= before * tiles_m;
+        width = min(width, tiles_n - before);
+    }
+#if HAS_DIVISORS
+    row_tile = width == (int)tables.strip ? quotient(number, tables.by.width) : number / width;
+#else
+    row_tile = quotient(number, width);
+#endif
+    column_tile = before + number - row_tile * width;
+}
 
 // The tile down, counted through all stride phases, that has a number where phases, of as many tiles each, take turns: what
 // one reads of the data is in L2 when the next one reads it.
 FUNCTION int tile_in_turn(const Tables &tables, int number) {
     if (PHASES == 1 || !tables.turn) return number;
     const int of_phase = (int)tables.phases[PHASES > 1].first_tile, phases = (int)tables.tiles_m / of_phase;
-    const int turn = (int)tables.turn, first = number / (turn * phases) * turn, length = min(turn, of_phase - first);
-    const int rest = number - first * phases, phase = rest / length;
+#if HAS_DIVISORS
+    const int turn = (int)tables.turn, first = quotient(number, tables.by.turns) * turn, length = min(turn, of_phase - first);
+    const int rest = number - first * phases, phase = length == turn ? quotient(rest, tables.by.turn) : rest / length;
     return phase * of_phase + first + rest - phase * length;
+#else
+    return number;
+#endif
 }
 
 // One piece of the work: a tile of a stride phase and a group, and which stages of its K.
@@ -31,14 +77,18 @@ struct Work {
 #endif
 
     METHOD Work(const Tables &tables, int number) {
-        const int tiles = (int)(tables.tiles_m * tables.tiles_n);
 #if IS_STREAMED
         const Streamed streamed(tables, number);
         number = streamed.tile, is_end = streamed.last == stages_of(tables);
 #else
-        const int split = split_of(tables, number, tiles);
+        const int split = split_of(tables, number);
 #endif
+        const int tiles = (int)(tables.tiles_m * tables.tiles_n);
+#if HAS_DIVISORS
+        group = tables.groups == 1 ? 0 : quotient(number, tables.by.tiles);
+#else
         group = tables.groups == 1 ? 0 : number / tiles;
+#endif
         number -= group * tiles;
         int row_tile, column_tile;
         place_tile(tables, number, row_tile, column_tile);
@@ -61,6 +111,14 @@ struct Work {
 #endif
     }
 
+#if PAIRED
+    // Stages with taps of both halves of the columns, in front of those of the second half.
+    METHOD int stages_of_both(const Tables &tables) const {
+        const Phase &own = tables.phases[phase];
+        return (int)(tables.pair.both * own.axes[0].taps * own.axes[1].taps * tables.channel_blocks);
+    }
+#endif
+
     // The channel of a column, over all groups.
     METHOD int channel(int column, const Tables &tables) const {
         return group * (int)tables.columns + columns.first + column;
@@ -73,7 +131,7 @@ struct Pixel {
 
     METHOD Pixel(const Tables &tables, const Work &work, int row) {
         const Phase &phase = tables.phases[work.phase];
-        const Position position(phase, row);
+        const Position position(tables, work.phase, row);
         auto along = [&](int n) {
             return (int)(phase.axes[n].first_result + position.at[n] * phase.axes[n].result_stride);
         };
@@ -128,7 +186,7 @@ struct Loader {
     METHOD Loader(const Tables &tables, const Work &work)
         : phase(work.phase), row(PIXELS_ARE_COLUMNS ? work.columns.first : work.first_row),
           x(tables.phases[work.phase].axes[2]), y(tables.phases[work.phase].axes[1]), z(tables.phases[work.phase].axes[0]) {
-        const Position position(tables.phases[work.phase], row);
+        const Position position(tables, phase, row);
         auto begin = [&](const Axis &axis, int at) { return (int)(axis.base + at * axis.input_stride); };
         w = begin(x, position.at[2]), h = begin(y, position.at[1]), d = begin(z, position.at[0]);
         image = position.image + work.group * (int)tables.a_image_step;
@@ -147,7 +205,40 @@ struct Loader {
         s = at[2] * (int)x.dilation, r = at[1] * (int)y.dilation, t = at[0] * (int)z.dilation;
         filter_s = filter_at[2] + at[2] * (int)x.tap_step, filter_r = filter_at[1] + at[1] * (int)y.tap_step;
         filter_t = filter_at[0] + at[0] * (int)z.tap_step;
+#if PAIRED
+        s = (int)tables.pair.first;
+#endif
     }
+
+#if PAIRED
+    bool is_of_both = true;
+
+    // Taps along the last axis come last: those of both halves before that of one.
+    METHOD void next_tap(const Tables &tables) {
+        channel = 0;
+        r += (int)y.dilation, filter_r += (int)y.tap_step;
+        if (r < (int)(y.taps * y.dilation)) return;
+        r = 0, filter_r = filter_at[1];
+        t += (int)z.dilation, filter_t += (int)z.tap_step;
+        if (t < (int)(z.taps * z.dilation)) return;
+        t = 0, filter_t = filter_at[0];
+        if (++s < (int)(tables.pair.first + tables.pair.both)) return;
+        s = (int)tables.pair.single, is_of_both = false;
+    }
+
+    // The filter of a tap, of the second half of the columns alone or of both.
+    METHOD void load_pair(const Tables &tables, u32 to, u32 barrier, int from) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (half == 0 && !is_of_both) continue;
+            const int tap = (int)(tables.pair.tap[half] + s * tables.pair.tap_step[half]);
+#pragma unroll
+            for (int n = 0; n < BN / 2; n += B_BLOCK)
+                tma_load_5d(to + (half * (BN / 2) + n) / B_BLOCK * B_SLAB_BYTES, tables.b(0), barrier, n, tap, filter_r,
+                            filter_t, from);
+        }
+    }
+#endif
 
     METHOD void next_tap() {
         channel = 0;
@@ -164,11 +255,15 @@ struct Loader {
     }
 
     // Leaves the next stage to the other thread.
-    METHOD void skip() {
+    METHOD void skip(const Tables &tables) {
 #pragma unroll
         for (int sub = 0; sub < SUBS; ++sub) {
             channel += SUB_K;
+#if PAIRED
+            if (channel >= channels) next_tap(tables);
+#else
             if (channel >= channels) next_tap();
+#endif
         }
     }
 
@@ -210,6 +305,13 @@ struct Loader {
     template <class... How>
     METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier, bool has_b = true, bool has_a = true,
                      How... how) {
+#if PAIRED
+        load_pixels(tables, to_a, tables.a(phase, 0), barrier, channel, w, h, d, image, s, r, t);
+        load_pair(tables, to_b, barrier, channel);
+        channel += SUB_K;
+        if (channel >= channels) next_tap(tables);
+        return;
+#endif
 #pragma unroll
         for (int sub = 0; sub < SUBS; ++sub) {
             const int a = a_channel + channel, b = b_channel + channel;
@@ -267,7 +369,7 @@ constexpr int MOST_BLOCKS = 0x7fffffff;
 FUNCTION f32 exact_sum(const Tables &tables, const Work &work, int row, int column, const f32 *data, const f32 *weights,
                        const Pack &of_data, const Pack &of_weights, int first_block = 0, int last_block = MOST_BLOCKS) {
     const Phase &phase = tables.phases[work.phase];
-    const Position position(phase, row);
+    const Position position(tables, work.phase, row);
     const int of_column = work.columns.first + column + work.group * (int)tables.b_column_step;
     const i64 of_result = of_column * of_weights.image, along = of_weights.channel;  // halves are K-major
     const i64 image = (position.image + work.group * tables.a_image_step) * of_data.image;

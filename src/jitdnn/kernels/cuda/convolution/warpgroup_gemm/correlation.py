@@ -32,6 +32,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.request import ProductReques
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.rows import padding_of
 from jitdnn.kernels.cuda.cost import SECTOR_BYTES, narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step
+from jitdnn.kernels.cuda.gemm.shape import packed_divisor
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
 from jitdnn.kernels.cuda.warpgroup.cost import MUCH_PADDING, begins_early
 from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Products
@@ -47,6 +48,10 @@ outside."""
 _MAX_SPLITS = 16
 _ASKED = 2
 """Stages that are asked for before the launch before is done: behind all of a tile's, what is waited for comes late."""
+_SKIPPED_OF_IMAGES, _SKIPPED_OF_VOLUMES = 1.09, {1: 1.0, 2: 1.1}
+_SKIPPED_IN_LINES, _SKIPPED_STRIDED = 1.12, 1.11
+"""The same where taps that read padding alone are left out, of volumes by axes, and more of lines and of strides:
+products of zeros take the tensor cores less power than others."""
 _BOX_ROWS = 64
 """Of the result, where these are neighbours in memory: a box has 128 bytes of them of each of its columns."""
 _ROWS_OF_TILE, _L2_SHARE = 128, 0.75
@@ -88,7 +93,7 @@ def correlation_plan(request: ProductRequest, row_of_lines: int = 0) -> Plan:
     numbers = (
         *_phase_numbers(loops, blocking.tile),
         *_product_numbers(request, geometry, loops, products, blocking),
-        loops.rank == 5, 0, 0, is_a_whole, is_b_whole,
+        {3: 2, 4: 0, 5: 1}[loops.rank], 0, 0, is_a_whole, is_b_whole,
         sources.at, 0, *result.numbers,
         *_operand_numbers(request, sources),
         fusion.channels, room, sum_rows, turn_of(products, blocking.tile, device.multiprocessors),
@@ -102,11 +107,12 @@ def correlation_plan(request: ProductRequest, row_of_lines: int = 0) -> Plan:
         fusion.seconds(seconds, False) + pack_seconds(sources.packs, device), fusion, channels,
         is_a_mn_major=sources.across is not None or (sources.is_mn_major and by_pixels),
         used_steps=used_steps(geometry.in_channels, loops.row_bytes, loops.row), pixels_are_columns=by_pixels,
+        is_paired=loops.pair is not None,
     )  # fmt: skip
-    if not plan.takes_ring:
-        return plan
-    asked = _ASKED if begins_early(blocking) and not any(sources.packs) else 0
-    return replace(plan, tables=replace(plan.tables, numbers=(*numbers, *blocking.ring, asked)))
+    asks = begins_early(blocking) and loops.pair is None and not any(sources.packs)
+    ring = (*blocking.ring, _ASKED if asks else 0) if plan.takes_ring else ()
+    pair = loops.pair.numbers(result.strides.space[2]) if loops.pair else ()
+    return replace(plan, tables=replace(plan.tables, numbers=(*numbers, *ring, *pair)))
 
 
 class _Result:
@@ -176,14 +182,21 @@ def _products(
             raise Refused(
                 "pixels are columns of one group whose results lie evenly, where no operand is packed"
             )
-    pixels, channels = loops.rows, geometry.out_channels
+    pixels, channels = loops.rows, geometry.out_channels * (2 if loops.pair else 1)
+    if loops.pair and not (sources.is_mn_major and result.is_vector and not any(sources.packs)):
+        raise Refused("pairs have a filter that lies across, and results that are stored as vectors")
     uneven = sources.a[0].is_uneven, sources.b[0].is_uneven
     breaks = (
         across is not None and across.space[2] * size % SECTOR_BYTES != 0,
         sources.is_mn_major and sources.weights.image * size % SECTOR_BYTES != 0,
     )
     is_strided = any(axes[2].input_stride > 1 for axes in phases)
-    has_windows_apart = is_strided and has_one_phase and loops.most_taps > 1 and loops.lines == NO_LINES
+    has_windows_apart = (
+        is_strided
+        and (has_one_phase or request.skips_padding > 0)
+        and loops.most_taps > 1
+        and loops.lines == NO_LINES
+    )
     takes_turns = not has_one_phase and len(set(pixels)) == 1
     takes_turns = takes_turns and data > _TURNS_SHARE * request.device.facts.l2_bytes
     return Products(
@@ -197,11 +210,13 @@ def _products(
         padding_of(phases, sources.data.extents),
         uneven[::-1] if by_pixels else uneven,
         (breaks[1], False) if by_pixels else breaks,
-        loops.rank == 5 and has_one_phase,
+        loops.rank == 5 and (has_one_phase or request.skips_padding > 0),
         takes_turns,
         by_pixels,
         data,
         math.prod(request.problem.stride) * geometry.in_channels * size if has_windows_apart else 0,
+        1.0 - loops.pair.both / loops.phases[0][2].taps if loops.pair else 0.0,
+        request.skips_padding > 0,
     )
 
 
@@ -216,6 +231,8 @@ def _tiles(request: ProductRequest, sources: Sources, loops: Loops, columns: int
         )
     if loops.lines != NO_LINES or by_pixels:
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
+    if loops.pair:
+        tiles = tuple(tile for tile in tiles if tile.across == tile.cluster == 1 and tile.wn == columns)
     if not request.size == request.result_bytes == 2:
         tiles = tuple(tile for tile in tiles if tile not in _WHOLE)
     if finish != NO_FINISH:
@@ -252,10 +269,18 @@ def _blocking(
     is_whole = request.divides_rows or fusion.has_prologue
     may_share = request.uses_workspace and size == 2 and is_plain and request.groups == len(loops.phases) == 1
     may_share = may_share and not (
-        any(sources.packs) or is_in_lines or is_whole or fusion.has_sums or sources.across or by_pixels
+        loops.pair
+        or any(sources.packs)
+        or is_in_lines
+        or is_whole
+        or fusion.has_sums
+        or sources.across
+        or by_pixels
     )
     has_depths = loops.row == loops.row_bytes == STAGE_ROW and is_plain and not (is_whole or is_in_lines)
-    may_split = request.uses_workspace and max(loops.blocks) > 1 and not (is_in_lines or by_pixels)
+    may_split = (
+        not loops.pair and request.uses_workspace and max(loops.blocks) > 1 and not (is_in_lines or by_pixels)
+    )
     found = best_blocking(
         products,
         _tiles(request, sources, loops, products.n),
@@ -271,20 +296,26 @@ def _blocking(
         finish=fusion.finish,
         divides_rows=request.divides_rows,
         row=loops.row,
-        may_keep_b=not (fusion.has_prologue or by_pixels),
+        may_keep_b=not (fusion.has_prologue or by_pixels or loops.pair),
         lines=loops.lines,
         depths=depths if has_depths else one_depth,
         shared=SHARED_PRODUCTS if may_share else (),
         most_tiles=1,
         may_keep_across=size == 2 and is_plain and loops.row_bytes == STAGE_ROW and not is_in_lines,
         may_leave_at_once=not is_fused and (sources.data.dtype == "f32" or is_wide),
+        limit=request.limit,
     )
     if not found:
+        if request.limit < math.inf:
+            raise Refused("no tile is expected to take as little time as others do")
         raise Refused("no tile fits into the shared memory of the device")
     blocking, seconds = found
     if by_pixels:
         padded = _PADDED if products.padding > MUCH_PADDING else 1.0
         seconds *= _PIXELS_AS_COLUMNS[request.result_bytes] * padded
+    if request.skips_padding:
+        seconds *= _SKIPPED_OF_VOLUMES[request.skips_padding] if products.is_volume else _SKIPPED_OF_IMAGES
+        seconds *= _SKIPPED_IN_LINES if is_in_lines else _SKIPPED_STRIDED if products.is_strided else 1.0
     return blocking, seconds
 
 
@@ -328,7 +359,7 @@ def _filter_maps(
     block, columns = (BLOCK, tile.m) if by_pixels else (tile.block, tile.n)
     step = filter_steps(geometry, request.problem.direction == "fwd", request.batch)[0]
     # a box has one block of columns behind the other, which is how a stage of one row has them
-    may_be_whole = blocking.row == loops.row_bytes and step % block == 0
+    may_be_whole = blocking.row == loops.row_bytes and step % block == 0 and not loops.pair
     return filter_maps_across(sources.b, rows, block, columns, may_be_whole)
 
 
@@ -344,13 +375,33 @@ def _product_numbers(
     request: ProductRequest, geometry: Geometry, loops: Loops, products: Products, blocking: Blocking
 ) -> tuple[int, ...]:
     tile, batch, channels = blocking.tile, request.batch, geometry.in_channels
-    # a thread block, of as many as are a multiple of the tiles across, has tiles with the same columns
-    strip = blocking.kept_across if blocking.kept_across > 1 else products.strip(tile)
     return (
         blocking.works(products), blocking.splits, request.groups, products.tiles_m(tile), products.tiles_n(tile),
-        blocking.blocks_of_split, strip, *products.sizes, channels, loops.channel_blocks,
-        0 if batch else channels, 1 if batch else 0, *filter_steps(geometry, request.problem.direction == "fwd", batch),
+        blocking.blocks_of_split, _strip(products, blocking),
+        *_divisors(request, loops, products, blocking), *products.sizes, channels,
+        loops.channel_blocks, 0 if batch else channels, 1 if batch else 0,
+        *filter_steps(geometry, request.problem.direction == "fwd", batch),
     )  # fmt: skip
+
+
+def _strip(products: Products, blocking: Blocking) -> int:
+    """Tiles that are numbered across before those below them."""
+    # a thread block, of as many as are a multiple of the tiles across, has tiles with the same columns
+    return blocking.kept_across if blocking.kept_across > 1 else products.strip(blocking.tile)
+
+
+def _divisors(request: ProductRequest, loops: Loops, products: Products, blocking: Blocking) -> list[int]:
+    """`CorrelationDivisors` of tables.cuh, of kernels that have them."""
+    if len(loops.phases) == loops.lines.taps == 1:
+        return []
+    tile, phases = blocking.tile, loops.phases
+    tiles, strip = products.tiles(tile), _strip(products, blocking)
+    turn = turn_of(products, tile, request.device.multiprocessors) or 1
+    divided_by = [
+        blocking.splits if tile.cluster > 1 else tiles, tiles // request.groups, products.tiles_m(tile) * strip, strip,
+        turn * len(phases), turn, *(axis.results for axes in phases for axis in axes), *[1] * 3 * _absent(loops),
+    ]  # fmt: skip
+    return [packed_divisor(number) for number in divided_by]
 
 
 def _operand_numbers(request: ProductRequest, sources: Sources) -> tuple[int, ...]:

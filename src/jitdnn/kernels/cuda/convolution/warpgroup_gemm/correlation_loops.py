@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 from jitdnn.devices.tensor_map import ALIGNMENT
 from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import Geometry
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.edges import phases_inside
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import Operand, fits_offsets
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.paired import Pair, paired
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     NEEDS_WORKSPACE,
     Axis,
@@ -19,17 +21,21 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     batched,
     filter_of,
     filter_steps,
+    is_line,
     packed,
     parts_of,
     rank_of,
     three_of,
 )
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import MAX_PHASES
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.request import ProductRequest, Refused
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.rows import lines_of, neighbours_of, no_lines, rows_of
 from jitdnn.kernels.cuda.gemm.plan import linear_step
-from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, Lines
+from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Lines
 
 MAX_PACKED = 2**32
+_NEAR = 128
+"""Positions outside of an image, or of its end, beyond which windows begin no more, and taps reach."""
 Phase = tuple[Axis, ...]
 
 
@@ -100,7 +106,7 @@ class Sources:
 class Loops:
     """`phases`: each by its axes, with `lines` of taps that share rows, one of them for all. `row_bytes`: of the
     channels that one copy brings of a pixel, of which a tap has `channel_blocks`; `row`: of K in a stage. `rank`: of
-    the maps of pixels. `most_taps`: of a phase.
+    the maps of pixels. `most_taps`: of a phase. `pair`: of stride phases that are halves of the columns.
     """
 
     phases: tuple[Phase, ...]
@@ -111,6 +117,7 @@ class Loops:
     channel_blocks: int
     images: int
     most_taps: int
+    pair: Pair | None = None
 
     @staticmethod
     def of(request: ProductRequest, geometry: Geometry, sources: Sources, row_of_lines: int) -> Loops:
@@ -119,6 +126,11 @@ class Loops:
             tuple(Axis.of(axis, one) for axis, one in zip(geometry.axes, phase, strict=True))
             for phase in geometry.phases
         ]
+        pair = None
+        if request.is_paired:
+            phases, pair = paired(request, phases)
+        if request.skips_padding:
+            phases = _inside(request, sources, phases, row_of_lines > 0)
         lines = _lines(request, sources, phases) if row_of_lines else NO_LINES
         if row_of_lines:
             # one tap stands for those that share pixels, and windows go on behind the end of a line
@@ -132,6 +144,8 @@ class Loops:
                 for axes in phases
             ]
         rank = rank_of(sources.data.extents[0], [axes[0] for axes in phases])
+        if is_line(sources.data.extents, phases) and not all(_fits_image(axes[2]) for axes in phases):
+            rank = 3
         if not all(fits_offsets(rank, [axis.reach for axis in axes]) for axes in phases):
             raise Refused("taps are farther apart than the copy engine takes")
         most_taps = max(math.prod(axis.taps for axis in axes) for axes in phases)
@@ -148,7 +162,11 @@ class Loops:
             raise Refused(
                 f"{channels} channels are several stages, and taps that share pixels are not always as many"
             )
-        return Loops(tuple(phases), lines, rank, row_bytes, row, channel_blocks, geometry.images, most_taps)
+        if pair and not row_bytes == row == STAGE_ROW:
+            raise Refused("pairs have whole rows of channels")
+        return Loops(
+            tuple(phases), lines, rank, row_bytes, row, channel_blocks, geometry.images, most_taps, pair
+        )
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -160,6 +178,21 @@ class Loops:
         """Stages of K, by stride phases."""
         pieces = [self.channel_blocks * math.prod(axis.taps for axis in axes) for axes in self.phases]
         return tuple(-(-count * self.row_bytes // self.row) for count in pieces)
+
+
+def _fits_image(axis: Axis) -> bool:
+    """Whether windows along an axis begin and end as near to an image's edges as its maps take."""
+    return -axis.base <= _NEAR and axis.reach + axis.input_stride <= _NEAR
+
+
+def _inside(request: ProductRequest, sources: Sources, phases: list[Phase], is_in_lines: bool) -> list[Phase]:
+    """The phases of results that the same taps meet. Raises Refused."""
+    if len(phases) > 1:
+        raise Refused("stride phases are not divided by the taps that read padding alone")
+    found = phases_inside(phases[0], sources.data.extents, MAX_PHASES, request.skips_padding, is_in_lines)
+    if not found:
+        raise Refused("few taps read nothing but padding, of any result")
+    return list(found)
 
 
 def _lines(request: ProductRequest, sources: Sources, phases: list[Phase]) -> Lines:

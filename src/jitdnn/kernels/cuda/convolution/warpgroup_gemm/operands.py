@@ -28,7 +28,7 @@ _MOST_BLOCKS = 4
 """That one copy brings."""
 ROWS = (128, 64, 32)
 """Bytes of a row of shared memory that copies can fill."""
-_LIMITS = {4: (-128, 127, 255), 5: (-16, 15, 31)}
+_LIMITS = {3: (-(2**15), 2**15 - 1, 2**16 - 1), 4: (-128, 127, 255), 5: (-16, 15, 31)}
 """By rank: the corners of an im2col map, and the largest offset of a tap."""
 
 

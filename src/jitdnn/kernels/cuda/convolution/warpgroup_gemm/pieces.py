@@ -78,7 +78,16 @@ class Axis:
 
 def rank_of(extent: int, axes: Sequence[Axis]) -> int:
     """Of the maps of pixels: 4 where the outermost axis of space has one position, one tap and no padding; else 5."""
-    return 4 if extent == 1 and all((axis.results, axis.taps, axis.base) == (1, 1, 0) for axis in axes) else 5
+    return 4 if extent == 1 and all(_is_trivial(axis) for axis in axes) else 5
+
+
+def is_line(extents: Three, phases: Sequence[tuple[Axis, ...]]) -> bool:
+    """Whether there is one axis of space: maps of three axes have room for taps that are farther apart."""
+    return extents[:2] == (1, 1) and all(_is_trivial(axis) for axes in phases for axis in axes[:2])
+
+
+def _is_trivial(axis: Axis) -> bool:
+    return (axis.results, axis.taps, axis.base) == (1, 1, 0)
 
 
 def packed(

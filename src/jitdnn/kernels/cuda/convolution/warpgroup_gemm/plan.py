@@ -47,7 +47,7 @@ class Plan:
     `is_divided`: f32 is divided into halves in shared memory.
     `segment`: pixels of a line that a wgrad in lines takes at a time, 0 of others. `used_steps`: of the four products
     along K of a stage, those that have channels of f32 that is divided in registers. `pixels_are_columns`: of
-    the product, whose rows are channels of the result.
+    the product, whose rows are channels of the result. `is_paired`: two stride phases are halves of the columns.
     """
 
     is_wgrad: bool
@@ -74,6 +74,7 @@ class Plan:
     is_a_mn_major: bool = False
     used_steps: int = 4
     pixels_are_columns: bool = False
+    is_paired: bool = False
 
     @property
     def shared(self) -> int:

@@ -34,6 +34,9 @@ class ProductRequest:
     is_rough: bool
     is_blockwise: bool
     pixels_are_columns: bool
+    skips_padding: int
+    is_paired: bool
+    limit: float
 
     @property
     def size(self) -> int:

@@ -43,16 +43,50 @@ struct PlaceDivisors {
     Divisor results[3];
 };
 
+// Whether places are found by multiplications: by what the kernels of small products of one phase would read for it of their
+// arguments, which no cache has when a launch begins, these take 0.4 us more.
+#define HAS_DIVISORS (!IS_WGRAD && (PHASES > 1 || LINE_TAPS > 1))
+
+// The magic number and the shift of a `Divisor` in one word, whose number is among others.
+struct PackedDivisor {
+    i64 bits;
+};
+
+FUNCTION int quotient(int n, PackedDivisor d) {
+    return (int)(((u32)((u64)(u32)n * (u32)d.bits >> 32) + (u32)n) >> (u32)(d.bits >> 32));
+}
+
+// The same of correlations.
+struct CorrelationDivisors {
+    PackedDivisor part;   // tiles of a split of K, of all groups, or thread blocks of a cluster
+    PackedDivisor tiles;  // of a group
+    PackedDivisor strip;  // those of `strip` columns of tiles
+    PackedDivisor width;  // `strip`
+    PackedDivisor turns;  // tiles down of a turn of all stride phases; see `turn`
+    PackedDivisor turn;
+    PackedDivisor results[PHASES][3];
+};
+
+// Of a data gradient whose stride phases along the last axis are halves of the columns (PAIRED): the first `both` taps in
+// the order of K are those of both, some positions from `first` on; the other one, if any, at position `single`, is of the
+// second half alone. Of each half the filter's tap at position 0, from one position to the next, and where it lies.
+struct Pair {
+    i64 both, first, single, tap[2], tap_step[2], place[2];
+};
+
 struct Tables {
     // of the phases of A, for each of its parts; of B; of the result; of the epilogue's operand that is brought
     TensorMap maps[A_MAPS + B_MAPS + IS_RESULT_BOXES + HAS_BROUGHT];
     Phase phases[PHASES];
     i64 works, splits, groups, tiles_m, tiles_n, blocks_of_split;
     i64 strip;  // tiles are numbered across as many, then down
+#if HAS_DIVISORS
+    CorrelationDivisors by;
+#endif
     i64 rows, columns, channels, channel_blocks;  // of a group: of the product; of the data or, of wgrad, of x
     // from one group to the next in the coordinates of A, and of B: its columns, what is summed, its outermost axis
     i64 a_channel_step, a_image_step, b_column_step, b_channel_step, b_outer_step;
-    i64 is_volume;                 // maps of windows have three axes of space, not two
+    i64 is_volume;                 // maps of windows have three axes of space (1) or one (2), not two
     i64 is_a_linear, is_b_linear;  // of a wgrad: pixels are copied by their number, not as windows
     i64 is_a_whole, is_b_whole;    // of what is read across: one copy brings all channels of a tile, in blocks of 64
     i64 partials, header;  // bytes of the workspace
@@ -78,6 +112,8 @@ struct Tables {
     PlaceDivisors by;
     i64 stage_step;  // see wgrad.cuh
     i64 discards;    // partial sums that were added are not to be written to memory
+#elif PAIRED
+    Pair pair;
 #endif
 
     METHOD const TensorMap &a(int phase, int part) const { return maps[phase * PARTS + part]; }
@@ -86,45 +122,22 @@ struct Tables {
     METHOD const TensorMap &brought() const { return maps[A_MAPS + B_MAPS + IS_RESULT_BOXES]; }
 };
 
-// Windows along c, w, h and, in a volume, d; then the tap's offsets, and how (`ToCache`), if not to shared memory.
+// Windows along c, w, then h, or h and d, or neither; then the tap's offsets, and how (`ToCache`), if not to shared memory.
 template <class... How>
 FUNCTION void load_pixels(const Tables &tables, u32 to, const TensorMap &map, u32 barrier, int c, int w, int h, int d,
                           int n, int s, int r, int t, How... how) {
-    if (tables.is_volume)
-        tma_load_im2col_5d(to, map, barrier, c, w, h, d, n, s, r, t, how...);
-    else
+    if (tables.is_volume) {
+        if (tables.is_volume == 1)
+            tma_load_im2col_5d(to, map, barrier, c, w, h, d, n, s, r, t, how...);
+        else
+            tma_load_im2col_3d(to, map, barrier, c, w, n, s, how...);
+    } else
         tma_load_im2col_4d(to, map, barrier, c, w, h, n, s, r, how...);
 }
 
 // Of numbers that are not negative. Most divisors are 1 in some layer, and a division is a chain of some 100 cycles, for
 // which a thread that brings the stages of small tiles has no time.
 FUNCTION int quotient(int number, int divisor) { return divisor == 1 ? number : number / divisor; }
-
-// Which part of K a piece of work has, of a split or of a cluster; `number` becomes that of the tile, of all groups.
-FUNCTION int split_of(const Tables &tables, int &number, int tiles) {
-    int split = 0;
-    if constexpr (IS_CLUSTERED) {
-        const int tile = number / (int)tables.splits;
-        split = number - tile * (int)tables.splits, number = tile;
-    } else if constexpr (IS_SPLIT) {
-        split = number / (tiles * (int)tables.groups);
-        number -= split * tiles * (int)tables.groups;
-    }
-    return split;
-}
-
-// Which tile of a group has a number.
-FUNCTION void place_tile(const Tables &tables, int number, int &row_tile, int &column_tile) {
-    const int tiles_n = (int)tables.tiles_n, tiles_m = (int)tables.tiles_m;
-    int width = (int)tables.strip, before = 0;
-    if (width < tiles_n) {
-        before = number / (tiles_m * width) * width;
-        number -= before * tiles_m;
-        width = min(width, tiles_n - before);
-    }
-    row_tile = quotient(number, width);
-    column_tile = before + number - row_tile * width;
-}
 
 // The position of a pixel of a phase: its image, and its number along each axis of space.
 struct Position {
@@ -138,6 +151,18 @@ struct Position {
         at[2] = pixel - line * c, at[1] = line - plane * b;
         image = quotient(plane, a), at[0] = plane - image * a;
     }
+#if !HAS_DIVISORS
+    METHOD Position(const Tables &tables, int phase, int pixel) : Position(tables.phases[phase], pixel) {}
+#else
+    METHOD Position(const Tables &tables, int phase, int pixel) {
+        const PackedDivisor *by = tables.by.results[phase];
+        const Axis *axes = tables.phases[phase].axes;
+        const int line = quotient(pixel, by[2]), plane = quotient(line, by[1]);
+        image = quotient(plane, by[0]);
+        at[2] = pixel - line * (int)axes[2].results, at[1] = line - plane * (int)axes[1].results;
+        at[0] = plane - image * (int)axes[0].results;
+    }
+#endif
     // As many pixels further as `step` is the position of, without a division: each digit carries at most 1.
     METHOD void add(const Phase &phase, const Position &step) {
         int carry = 0;
