@@ -253,10 +253,10 @@ struct Loader {
                                 taps[n] & 255, taps[n] >> 8 & 255, taps[n] >> 16);
             }
         }
-        skip();
+        skip(tables);
     }
     // Leaves the next stage to the other thread.
-    METHOD void skip() {
+    METHOD void skip(const Tables &) {
         pixel += stride;
         if (!is_linear) at.add(phase, step);
     }
