@@ -20,8 +20,13 @@
 
 #define COUNT (VECTORS * VECTOR)
 #define ROWS (BLOCK_THREADS / THREADS_OF_ROW)
+#if ROWS > 1
 #define LANE (THREAD_ID % THREADS_OF_ROW)
 #define SLOT (THREAD_ID / THREADS_OF_ROW)
+#else /* known to the compiler, which spills else */
+#define LANE THREAD_ID
+#define SLOT 0
+#endif
 #define COLUMN(k) (((k) * THREADS_OF_ROW + LANE) * VECTOR)
 #define SUBGROUPS (THREADS_OF_ROW / 32)
 #define LANES (THREADS_OF_ROW < 32 ? THREADS_OF_ROW : 32)

@@ -24,7 +24,7 @@ _WALKERS = 16  # threads that add up what the thread blocks have of a column
 _BANDWIDTH_SHARE = 0.85  # of the device's
 #: threads of a multiprocessor that have registers enough, and where each has more elements than `_MOST_ELEMENTS`
 _RESIDENT, _RESIDENT_OF_MORE = 512, 384
-_TURNS_ALONE = 2  # of one thread block, which take no longer than a second launch
+_TURNS_ALONE = 1  # of one thread block: two took longer than a second launch
 
 
 @dataclass(frozen=True)
