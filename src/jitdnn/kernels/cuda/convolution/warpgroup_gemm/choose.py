@@ -66,6 +66,7 @@ def plan_of(
     is_rough: bool = False,
     is_blockwise: bool = False,
     pixels_are_columns: bool = False,
+    limit: float = math.inf,
 ) -> Plan | str:
     """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none.
 
@@ -75,7 +76,7 @@ def plan_of(
     dy alone, or the data of other directions. `is_rough`: only the first of these halves are multiplied.
     `is_in_lines`: of a filter's gradient, whose taps along the last axis share what is copied of x. `is_blockwise`:
     of a filter's gradient with one tap, of which blocks of 64 pixels by 64 channels are packed as halves, each
-    scaled by itself.
+    scaled by itself. `limit`: seconds, more than which nobody wants; not of lines.
     """
     is_scaled = (is_scaled or parts > 1) and not is_divided
     request = ProductRequest(
@@ -84,8 +85,8 @@ def plan_of(
     )  # fmt: skip
     try:
         if problem.direction == "bwd_filter":
-            return (plan_in_lines if is_in_lines else wgrad_plan)(request)
-        return (_correlation_in_lines if is_in_lines else correlation_plan)(request)
+            return plan_in_lines(request) if is_in_lines else wgrad_plan(request, limit=limit)
+        return _correlation_in_lines(request) if is_in_lines else correlation_plan(request, limit=limit)
     except Refused as reason:
         return str(reason)
 
