@@ -22,15 +22,11 @@ from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     most_channels,
 )
 from jitdnn.kernels.cuda.convolution.few_channels.code import arguments, launches, source
-from jitdnn.kernels.cuda.convolution.few_channels.cost import (
-    fprop_plan,
-    fprop_plans,
-    wgrad_plan,
-    wgrad_plans,
-)
+from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan, fprop_plans
 from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan, dgrad_plans
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
 from jitdnn.kernels.cuda.convolution.few_channels.swapped import swapped
+from jitdnn.kernels.cuda.convolution.few_channels.wgrad_cost import wgrad_plan, wgrad_plans
 from jitdnn.kernels.cuda.convolution.half_precision.arguments import with_arguments
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
 from jitdnn.kernels.tables import algorithms

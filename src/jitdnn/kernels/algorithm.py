@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from jitdnn.problems.problem import Problem
@@ -127,6 +127,13 @@ class Algorithm(ABC):
         """`workspace` and `estimate`, from one plan where both follow from a plan."""
         return self.workspace(problem, device, epilogue), self.estimate(problem, device, epilogue)
 
+    def least_seconds(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        """Seconds that `estimate` does not come below, known in a fraction of the time that it takes; 0 if nothing is.
+
+        It is asked before `refuse`, and of problems that this refuses may say anything but raise.
+        """
+        return 0.0
+
     @abstractmethod
     def error_bound(self, problem: Problem) -> float:
         """Largest relative error `||out - reference|| / ||reference||` on well-conditioned data, with any epilogue.
@@ -178,6 +185,29 @@ def keeping_filter(
     return kept if is_faster else algorithm
 
 
+def fastest(
+    algorithms: Sequence[Algorithm],
+    problem: Problem,
+    device: Device,
+    epilogue: Epilogue | None = None,
+    is_allowed: Callable[[Algorithm], bool] = lambda _: True,
+) -> Algorithm | None:
+    """The algorithm of the least estimate of those that take the problem, of equals the first; None if none does.
+
+    `is_allowed`: whether one that takes it may be the one. Those that say what they do not come below are asked last,
+    and not where another one takes less.
+    """
+    bounds = [(one.least_seconds(problem, device, epilogue), at) for at, one in enumerate(algorithms)]
+    best = inf, -1
+    for least, at in sorted(bounds):
+        if least > best[0]:
+            break
+        one = algorithms[at]
+        if one.refuse(problem, device, epilogue) is None and is_allowed(one):
+            best = min(best, (one.estimate(problem, device, epilogue), at))
+    return algorithms[best[1]] if best[1] >= 0 else None
+
+
 OwnProblem = TypeVar("OwnProblem", bound=Problem)
 OwnDevice = TypeVar("OwnDevice", bound=Device)
 Plan = TypeVar("Plan")
@@ -193,6 +223,7 @@ class PlannedAlgorithm(Algorithm, Generic[OwnProblem, Plan, OwnDevice]):
         error_of       the error bound of a problem
         kernel_of      the kernel, from the plan
         spreads_to     which results a NaN reaches that do not read it
+        least_of       what its seconds do not come below
 
     The planner calls the methods of `Algorithm`; these narrow the types, make the plan, and call the above.
     """
@@ -228,6 +259,10 @@ class PlannedAlgorithm(Algorithm, Generic[OwnProblem, Plan, OwnDevice]):
         """What `spreads` says of a problem that is not refused."""
         return None
 
+    def least_of(self, problem: OwnProblem, device: OwnDevice, epilogue: Epilogue | None) -> float:
+        """What `least_seconds` says, also of a problem that is refused."""
+        return 0.0
+
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         if epilogue is not None and self.takes_no_epilogue is not None:
             return self.takes_no_epilogue.format(kind=problem.kind)
@@ -244,6 +279,9 @@ class PlannedAlgorithm(Algorithm, Generic[OwnProblem, Plan, OwnDevice]):
     def costs(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> tuple[int, float]:
         plan, own = self._plan(problem, device, epilogue), cast(OwnDevice, device)
         return self.workspace_of(plan, own), self.seconds_of(plan, own)
+
+    def least_seconds(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        return self.least_of(self._own(problem), cast(OwnDevice, device), epilogue)
 
     def error_bound(self, problem: Problem) -> float:
         return self.error_of(self._own(problem))

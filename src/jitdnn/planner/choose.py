@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -48,7 +48,10 @@ def get(
     def survey_part(part: Problem, fused: Epilogue | None) -> Sequence[AlgorithmCandidate]:
         return [candidate.scaled(found) for candidate in survey(part, device, request, fused, store)]
 
-    plan = decide(problem, device, request, epilogue, candidates, survey_part, waits=waits)
+    def ask_all() -> Sequence[AlgorithmCandidate]:
+        return survey(problem, device, request, epilogue, store)
+
+    plan = decide(problem, device, request, epilogue, candidates, survey_part, waits=waits, ask_all=ask_all)
     if is_kept:
         kept_plans.keep(plan, key)
     return plan
@@ -73,14 +76,17 @@ def decide(
     survey_part: SurveyPart | None = None,
     built: Mapping[str, Kernel] | None = None,
     waits: bool = True,
+    ask_all: Callable[[], Sequence[AlgorithmCandidate]] | None = None,
 ) -> Plan:
     """Take the fastest open candidate, or a division that is faster, and build its kernels unless `built` has them.
 
     With `survey_part`, which gives the candidates for a part, divisions are considered where a faster algorithm needs
     too much workspace. What does not compile is refused and the next best taken, with a warning. Code of GPUs is
-    compiled module beside module; without `waits` not at all, and NotCompiled is raised.
+    compiled module beside module; without `waits` not at all, and NotCompiled is raised. `ask_all` gives the candidates
+    with those asked that are slower for sure, where another than the fastest is needed.
     """
     candidates = list(candidates)
+    broken: dict[str, str] = {}  # why, by name
     partitions = (
         _divisions(problem, request, epilogue, candidates, survey_part) if survey_part is not None else []
     )
@@ -107,7 +113,7 @@ def decide(
             known: tuple[AlgorithmCandidate, ...] = tuple(candidates),
         ) -> None:
             if not waits:
-                raise NotCompiled(name, missing, known)
+                raise NotCompiled(name, missing, known if broken or ask_all is None else ask_all())
             compile_all(missing)
 
         try:
@@ -132,7 +138,10 @@ def decide(
             if partition is not None:
                 partitions = partitions[1:]
             elif chosen is not None:
-                candidates[candidates.index(chosen)] = chosen.refused(f"its code does not compile: {error}")
+                if ask_all is not None and not broken:
+                    candidates = list(ask_all())
+                broken[name] = f"its code does not compile: {error}"
+                candidates = [o.refused(broken[name]) if o.algorithm.name == name else o for o in candidates]
     if partition is None and chosen is not None:
         _warn_of_last_resort(problem, chosen, candidates, request)
     summaries = [

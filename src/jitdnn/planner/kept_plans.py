@@ -27,7 +27,7 @@ from jitdnn import log
 from jitdnn.errors import JitdnnError
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, keeping_filter
 from jitdnn.planner.divided import Divided
-from jitdnn.planner.plan import Candidate, Part, Plan, Request
+from jitdnn.planner.plan import DEFERRED, Candidate, Part, Plan, Request
 from jitdnn.planner.store import Store
 from jitdnn.planner.survey import completed, stored_key
 from jitdnn.problems.convolution import Convolution
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from jitdnn.devices.cpu import CpuDevice
     from jitdnn.devices.cuda import CudaDevice
 
-_SCHEMA = 4
+_SCHEMA = 5
 _GPU_FOLDERS = "devices", "kernels", "planner", "problems", "rtcg", "targets", "tensor"
 _SOURCES = ".py", ".pyc", ".cu", ".cuh", ".c", ".h"
 
@@ -70,8 +70,8 @@ def recall(
         device_id = getattr(device, "device_id", None)
 
         def complete(_: Sequence[Candidate]) -> list[Candidate]:
-            all_of_them = [Candidate(**each) for each in kept["candidates"]]
-            return completed(problem, device, request, epilogue, all_of_them)
+            known = [Candidate(**each) for each in kept["candidates"]]
+            return completed(problem, device, request, epilogue, known, kept["has_all"])
 
         plan = Plan(problem, epilogue, parts, kernel, candidates, request, device, device_id, complete)
     except (
@@ -99,12 +99,16 @@ def keep(plan: Plan, key: str | None = None) -> None:
     record = None if key is None else _record(plan)
     if key is None or record is None:
         return
+    candidates = plan.candidates_so_far
+    # where some were not asked, those that are refused will be again when these are
+    has_all = all(candidate.source != DEFERRED for candidate in candidates)
     algorithms = list(dict.fromkeys((part.algorithm.name, part.algorithm.version) for part in plan.parts))
     kept = {
         "algorithms": algorithms,
         "state": list(Store.default().state()) if isinstance(plan.run, Divided) else None,
         "parts": _part_records(plan, algorithms),
-        "candidates": [vars(candidate) for candidate in plan.candidates_so_far],
+        "candidates": [vars(one) for one in candidates if has_all or one.refused is None],
+        "has_all": has_all,
         "kernel": record,
     }
     CodeCache.default().put(key, json.dumps(kept).encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 from statistics import median
 from typing import cast
 
@@ -22,7 +23,7 @@ from jitdnn.kernels.algorithm import (
 from jitdnn.kernels.reference import REFERENCE
 from jitdnn.kernels.tables import algorithms
 from jitdnn.planner import workspace as policies
-from jitdnn.planner.plan import DEFERRED, Candidate, Request
+from jitdnn.planner.plan import DEFERRED, Candidate, Request, format_seconds
 from jitdnn.planner.store import Store
 from jitdnn.problems.problem import BYTE_INTEGERS, Problem
 from jitdnn.rtcg.use import note_look_up
@@ -96,8 +97,9 @@ def survey(
     """Ask every algorithm of the table about the problem, but those that are `left_out`; in the table's order.
 
     `defers`: those whose arithmetic the request does not allow are not asked, nor those that are exact for more
-    products where one that rounds may be chosen (`Algorithm.rounded`); `completed` does it when somebody wants to know
-    what they would cost. Not where times of the problem are stored, with which all estimates are compared.
+    products where one that rounds may be chosen (`Algorithm.rounded`), nor those that take longer at least
+    (`Algorithm.least_seconds`) than another one that may; `completed` does it when somebody wants to know what they
+    would cost. Not where times of the problem are stored, with which all estimates are compared.
     """
     table = algorithms(problem, device.target, request.vendor)
     if left_out:
@@ -116,40 +118,89 @@ def survey(
         note_look_up(*wanted)
         known = {key: row.seconds for key, row in store.look_up(*wanted).items()}
     defers = defers and not known and request.algorithm is None
-    deferred = {
-        algorithm.name: reason
-        for algorithm in (table if defers else ())
-        if (reason := _refuse_arithmetic(algorithm, problem, request))
-    }
-    last = {
-        algorithm.name
-        for algorithm in (table if defers else ())
-        if algorithm.rounded and algorithm.name not in deferred
-    }
-    reasons = {
-        algorithm.name: deferred.get(algorithm.name) or algorithm.refuse(problem, device, epilogue)
-        for algorithm in table
-        if algorithm.name not in last
-    }
-    limit = _error_limit(problem, request, [a for a in table if reasons.get(a.name, "") is None])
-
-    def considered(algorithm: Algorithm) -> AlgorithmCandidate:
-        reason = reasons[algorithm.name]
-        if reason is not None and algorithm.name in deferred:
-            return _blank(algorithm, reason, DEFERRED)
-        return _consider(algorithm, problem, device, request, epilogue, reason, limit)
-
-    found = {algorithm.name: considered(algorithm) for algorithm in table if algorithm.name not in last}
-    for algorithm in table:
-        if algorithm.name not in last:
-            continue
-        rivals = [name for name in algorithm.rounded if name in found and found[name].is_open]
-        if rivals:
-            deferred[algorithm.name] = f"{rivals[0]} takes fewer products, which {request.math} allows"
-        reasons[algorithm.name] = deferred.get(algorithm.name) or algorithm.refuse(problem, device, epilogue)
-        found[algorithm.name] = considered(algorithm)
-    candidates = [found[algorithm.name] for algorithm in table]
+    asked = _Asked(problem, device, request, epilogue, table, defers)
+    candidates = [asked.found[algorithm.name] for algorithm in table]
     return _with_stored_times(candidates, known) if known else candidates
+
+
+class _Asked:
+    """The algorithms of a table as candidates, in `found` by name: those asked that `survey` says, with `defers`."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        device: Device,
+        request: Request,
+        epilogue: Epilogue | None,
+        table: Sequence[Algorithm],
+        defers: bool,
+    ) -> None:
+        self._given = problem, device, epilogue
+        self._request = request
+        self.found: dict[str, AlgorithmCandidate] = {}
+        waiting: list[
+            tuple[float, Algorithm]
+        ] = []  # for what the others take, by what they do not come below
+        rounding: list[Algorithm] = []  # wait for those that round
+        first: list[Algorithm] = []
+        for algorithm in table:
+            if not defers:
+                first.append(algorithm)
+            elif reason := _refuse_arithmetic(algorithm, problem, request):
+                self._defer(algorithm, reason)
+            elif algorithm.rounded:
+                rounding.append(algorithm)
+            elif least := self._least(algorithm):
+                waiting.append((least, algorithm))
+            else:
+                first.append(algorithm)
+        reasons = {one.name: one.refuse(problem, device, epilogue) for one in first}
+        allowed = allowed_error(problem, request.accuracy, request.math)
+        bounds = [
+            one.error_bound(problem) for one in first if reasons[one.name] is None and one is not REFERENCE
+        ]
+        if min(bounds, default=inf) > allowed:
+            # the most exact counts, which may be one of the others
+            reasons |= {one.name: one.refuse(problem, device, epilogue) for _, one in waiting}
+            bounds += [one.error_bound(problem) for _, one in waiting if reasons[one.name] is None]
+        self._limit = max(allowed, min(bounds, default=0.0))
+        for one in first:
+            self._consider(one, reasons[one.name])
+        for least, one in sorted(waiting, key=lambda each: each[0]):
+            self._consider_within(one, least, reasons)
+        for one in rounding:
+            rivals = [name for name in one.rounded if name in self.found and self.found[name].is_open]
+            if rivals:
+                self._defer(one, f"{rivals[0]} takes fewer products, which {request.math} allows")
+            else:
+                self._consider_within(one, self._least(one), reasons)
+
+    def _least(self, algorithm: Algorithm) -> float:
+        """What its time does not come below, as a candidate's."""
+        problem, device, epilogue = self._given
+        least = algorithm.least_seconds(problem, device, epilogue)
+        return least / _efficiency(device, f"{algorithm.name} {problem.kind}") if least else 0.0
+
+    def _consider_within(self, algorithm: Algorithm, least: float, reasons: Mapping[str, str | None]) -> None:
+        """Consider it unless its time, which does not come below `least`, is above that of another one."""
+        best = min((o for o in self.found.values() if o.is_open), key=lambda o: o.seconds, default=None)
+        if best is not None and least > best.seconds:
+            at_least = f"it takes longer than {best.algorithm.name}: {format_seconds(least)} at least"
+            reason = "there is no plan of its kind" if least == inf else at_least
+            self._defer(algorithm, reason)
+        elif algorithm.name in reasons:
+            self._consider(algorithm, reasons[algorithm.name])
+        else:
+            self._consider(algorithm, algorithm.refuse(*self._given))
+
+    def _defer(self, algorithm: Algorithm, reason: str) -> None:
+        self.found[algorithm.name] = _blank(algorithm, reason, DEFERRED)
+
+    def _consider(self, algorithm: Algorithm, reason: str | None) -> None:
+        problem, device, epilogue = self._given
+        self.found[algorithm.name] = _consider(
+            algorithm, problem, device, self._request, epilogue, reason, self._limit
+        )
 
 
 def completed(
@@ -158,13 +209,15 @@ def completed(
     request: Request,
     epilogue: Epilogue | None,
     candidates: Sequence[Candidate],
+    has_all: bool = True,
 ) -> list[Candidate]:
-    """The candidates with those asked that `survey` deferred."""
-    if all(each.source != DEFERRED for each in candidates):
+    """The candidates with those asked that `survey` deferred, and without `has_all` those that were left away, too."""
+    known = {each.name: each for each in candidates if each.source != DEFERRED}
+    if has_all and len(known) == len(candidates):
         return list(candidates)
     asked = survey(problem, device, replace(request, choice="model"), epilogue, Store.default())
-    known = {candidate.algorithm.name: candidate.summary for candidate in asked}
-    return [known.get(each.name, each) if each.source == DEFERRED else each for each in candidates]
+    of_table = [known.pop(one.algorithm.name, one.summary) for one in asked]
+    return [*of_table, *known.values()]
 
 
 def _blank(algorithm: Algorithm, reason: str, source: str = "") -> AlgorithmCandidate:
@@ -262,16 +315,6 @@ def allowed_error(problem: Problem, accuracy: str, math: str = "fp32") -> float:
         unit = max(unit, UNIT_ROUNDOFF["f32"])
     plain = summation_bound(problem)
     return max(plain, (STANDARD_ROUNDOFFS if accuracy == "standard" else STRICT_ROUNDOFFS) * unit)
-
-
-def _error_limit(problem: Problem, request: Request, takers: Sequence[Algorithm]) -> float:
-    """What `allowed_error` says, or what the most exact of the algorithms that take the problem promises.
-
-    Where results go through several sums and functions none may come under the first. The reference does not count:
-    it is exact, and no choice.
-    """
-    bounds = [a.error_bound(problem) for a in takers if a is not REFERENCE]
-    return max(allowed_error(problem, request.accuracy, request.math), min(bounds, default=0.0))
 
 
 def _refuse_request(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 
 from jitdnn.bench.suites import load, towards_each
 from jitdnn.devices import cuda
-from jitdnn.kernels.cuda.convolution.grouped import cost as grouped
+from jitdnn.kernels.cuda.convolution.depthwise import geometry, sliding_cost
+from jitdnn.kernels.cuda.convolution.grouped import shared_memory_cost, wgrad_cost
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import Cheapest
 from jitdnn.kernels.cuda.convolution.implicit_gemm import cost as implicit_gemm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of
@@ -17,15 +20,16 @@ from jitdnn.kernels.cuda.gemm import cost as gemm_cost
 from jitdnn.kernels.cuda.warpgroup import best, bound, cost
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
 from jitdnn.kernels.tables import algorithms
+from jitdnn.problems import parse
 from jitdnn.problems.convolution import Convolution
 
 LAYERS = [("bf16", "nhwc"), ("f32", "nchw"), ("f32", "nhwc"), ("bf16", "nchw")]
 
 
-def problems(dtype: str, layout: str, every: int) -> list[Convolution]:
-    layers = [
-        layer.stored(dtype, layout) for suite in ("classic", "modern", "patches") for layer in load(suite)
-    ]
+def problems(
+    dtype: str, layout: str, every: int, suites: Sequence[str] = ("classic", "modern", "patches")
+) -> list[Convolution]:
+    layers = [layer.stored(dtype, layout) for suite in suites for layer in load(suite)]
     found = [layer.problem for layer in towards_each(layers, "all")]
     return [one for one in found if isinstance(one, Convolution)][::every]
 
@@ -143,7 +147,7 @@ def test_no_plan_of_groups_comes_below_its_bound(
 ) -> None:
     """Every plan through shared memory, forward and of the data."""
     bounds: list[float] = []
-    least = grouped._Least.seconds
+    least = shared_memory_cost._Least.seconds
 
     def noted(*given: Any) -> list[float]:
         found = least(*given)
@@ -157,13 +161,104 @@ def test_no_plan_of_groups_comes_below_its_bound(
             assert bounds[order[0]] <= seconds
             self.seen += 1
 
-    monkeypatch.setattr(grouped._Least, "seconds", noted)
+    monkeypatch.setattr(shared_memory_cost._Least, "seconds", noted)
     layers = [layer.stored(dtype, "nhwc") for suite in ("depthwise", "grouped") for layer in load(suite)]
     held = Held()
+    shared_memory_cost._works.cache_clear()
     for layer in towards_each(layers, "all")[::17]:
         problem = layer.problem
         assert isinstance(problem, Convolution)
         if problem.direction != "bwd_filter":
             bounds.clear()
-            grouped._offer_shared_memory(problem, cuda.offline("sm_90a").facts, held, products)
+            shared_memory_cost.offer_shared_memory(problem, cuda.offline("sm_90a").facts, held, products)
+    shared_memory_cost._works.cache_clear()
     assert held.seen > 500
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(("dtype", "layout"), LAYERS)
+def test_no_algorithm_comes_below_what_it_says(dtype: str, layout: str, arch: str) -> None:
+    """Of all that say something before they are asked for a plan."""
+    device = cuda.offline(arch)
+    seen: Counter[str] = Counter()
+    layers = problems(dtype, layout, 61) + problems(dtype, layout, 17, ("depthwise", "grouped"))
+    for one in layers:
+        for algorithm in algorithms(one, "cuda"):
+            least = algorithm.least_seconds(one, device)
+            if least and algorithm.refuse(one, device) is None:
+                assert least <= algorithm.estimate(one, device), (algorithm.name, one)
+                seen[algorithm.name] += 1
+    assert seen["implicit_gemm"] > 20
+    assert seen["winograd_2"] > 3
+    if dtype == "f32":
+        assert seen["implicit_gemm_fma"] > 10
+    if arch == "sm_90a" and (dtype, layout) != ("bf16", "nhwc"):
+        assert seen["implicit_gemm_wgmma" if dtype == "bf16" else "implicit_gemm_scaled_f16"] > 10
+    if (dtype, layout) == ("bf16", "nhwc"):
+        assert seen["depthwise_banded"]
+        assert seen["grouped"]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_no_matrix_product_comes_below_what_its_algorithm_says(dtype: str, arch: str) -> None:
+    device, seen = cuda.offline(arch), 0
+    for sizes in ("m17 k9 n19", "m512 k768 n3072", "batch6 m512 k64 n512", "m1 k4096 n1000", "m4096 k100 n3"):
+        for order in ("", " a=columns", " b=columns", " c=columns"):
+            one = parse(f"matmul {sizes} {dtype}{order}")
+            for algorithm in algorithms(one, "cuda"):
+                least = algorithm.least_seconds(one, device)
+                if least and algorithm.refuse(one, device) is None:
+                    assert least <= algorithm.estimate(one, device), (algorithm.name, one)
+                    seen += 1
+    assert seen >= 40
+
+
+def test_filter_gradients_of_groups_do_not_come_below_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every plan through shared memory."""
+    bounds: list[float] = []
+    families = wgrad_cost._families
+
+    def noted(*given: Any) -> Any:
+        found = families(*given)
+        bounds[:] = [float(least) for family in found for least in family.least]
+        return [replace(family, least=0.0 * family.least) for family in found]
+
+    class Held(Cheapest[Any]):
+        seen = 0
+
+        def offer(self, seconds: float, order: tuple[int, ...], make: Any) -> None:
+            assert bounds[order[0]] <= seconds
+            self.seen += 1
+
+    monkeypatch.setattr(wgrad_cost, "_families", noted)
+    held, device = Held(), cuda.offline("sm_90a")
+    for one in problems("bf16", "nhwc", 7, ("depthwise", "grouped")):
+        if one.direction == "bwd_filter" and one.groups > 1:
+            wgrad_cost.offer_wgrad_shared_memory(one, device.facts, held)
+    assert held.seen > 500
+
+
+@pytest.mark.parametrize(("dtype", "layout"), LAYERS)
+def test_depthwise_rows_do_not_come_below_their_bounds(dtype: str, layout: str) -> None:
+    """Of each tile, by its rows."""
+    seen = 0
+    device = cuda.offline("sm_90a")
+    for one in problems(dtype, layout, 23, ("depthwise",)):
+        if geometry.refuse(one) or one.k != one.c:
+            continue
+        window = geometry.lower(one)
+        if one.direction == "bwd_filter":
+            for work in sliding_cost._wgrad_works(window, device):
+                for threads, rows in sliding_cost._divided_wgrad(work.plan):
+                    assert work.least <= work.least_of(rows) * (1 + 1e-12)
+                    assert work.least_of(rows) <= work.best_splits(rows, threads)[0]
+                    seen += 1
+        else:
+            for own in sliding_cost._works(window, device):
+                for threads, rows in sliding_cost._divided(own):
+                    assert own.least <= own.least_of(rows) * (1 + 1e-12)
+                    assert own.least_of(rows) <= own.seconds(rows, threads)
+                    assert own.seconds(rows, threads) == sliding_cost.seconds(own.of(rows, threads), device)
+                    seen += 1
+    assert seen > 500

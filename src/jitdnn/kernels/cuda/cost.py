@@ -38,9 +38,6 @@ LAUNCH_SECONDS = 2.5e-6
 MEMORY_LATENCY = 0.7e-6
 """Seconds until a read arrives from a busy memory."""
 
-ROUNDED = 1 - 1e-9
-"""A factor on what no plan comes below: so rounding does not count."""
-
 
 def gemm_clock(facts: GpuFacts) -> float:
     """Cycles a second while long matrix products run."""

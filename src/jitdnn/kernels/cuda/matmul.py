@@ -25,7 +25,8 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import Batch
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan
 from jitdnn.kernels.cuda.gemm.algorithm import MultiplyAddAlgorithm, TensorCoreAlgorithm
 from jitdnn.kernels.cuda.gemm.code import Reordered
-from jitdnn.kernels.cuda.gemm.plan import Tile, linear_step
+from jitdnn.kernels.cuda.gemm.cost import least_seconds
+from jitdnn.kernels.cuda.gemm.plan import GemmSize, Tile, linear_step
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import byte_dtypes
@@ -66,6 +67,14 @@ class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
                 "its tensors dense"
             )
         return reason or self.refuse_units(problem.a.dtype, math.prod(problem.batch), device)
+
+    def least_of(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> float:
+        """Of rows of a as rows of tiles, or columns of b."""
+        if self.refusal(problem, device, epilogue):
+            return 0.0
+        count, moved = math.prod(problem.batch), sum(one.nbytes for one in (problem.a, problem.b, problem.c))
+        sizes = (GemmSize(*mn, problem.k, count) for mn in ((problem.m, problem.n), (problem.n, problem.m)))
+        return min(least_seconds((size,), self._tiles, problem.a.dtype, device, moved) for size in sizes)
 
     def sizes(
         self, problem: MatMul, device: GpuDevice, has_epilogue: bool = True

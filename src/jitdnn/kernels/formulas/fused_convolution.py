@@ -23,6 +23,7 @@ from jitdnn.kernels.algorithm import (
     Kernel,
     KernelAlgorithm,
     PlannedKernel,
+    fastest,
     summation_bound,
 )
 from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
@@ -185,12 +186,13 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
             seconds = self._elementwise.estimate(
                 self._expression(problem), self._tensors(problem, own), device
             )
-        takers = [
-            other
-            for other in self._convolutions[own.direction]
-            if other.refuse(own, device, epilogue) is None and self._takes(other, problem, own)
-        ]
-        inner = min(takers, key=lambda other: other.estimate(own, device, epilogue), default=None)
+        inner = fastest(
+            self._convolutions[own.direction],
+            own,
+            device,
+            epilogue,
+            lambda other: self._takes(other, problem, own),
+        )
         if inner is None:
             return None
         room = inner.workspace(own, device, epilogue)

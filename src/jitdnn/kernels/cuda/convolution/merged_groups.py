@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel, fastest
 from jitdnn.kernels.cuda.convolution.half_precision.copied import SAME, Copied, room_of
 from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
+from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor, compute_dtype, packed_strides
@@ -52,6 +54,16 @@ class MergedGroups(KernelAlgorithm[Convolution, GpuDevice]):
             return f"no algorithm takes {merged}"
         return None
 
+    def least_of(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> float:
+        """That of the copy behind, and of the quickest of the larger groups."""
+        merged = merge(problem) if problem.dtype == "f32" and not problem.is_integer else None
+        if merged is None:
+            return 0.0
+        copying = self._elementwise.estimate(SAME, diagonal(problem, merged), device)
+        return ROUNDED * (
+            copying + min((_least(one, merged, device) for one in self._of_math(merged)), default=0.0)
+        )
+
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         merged = merge(problem)
         assert merged is not None
@@ -83,8 +95,13 @@ class MergedGroups(KernelAlgorithm[Convolution, GpuDevice]):
         return [other for other in self._others if other.arithmetic(merged) == self.arithmetic(merged)]
 
     def _fastest(self, merged: Convolution, device: GpuDevice) -> Algorithm | None:
-        takers = [one for one in self._of_math(merged) if one.refuse(merged, device) is None]
-        return min(takers, key=lambda one: one.estimate(merged, device), default=None)
+        return fastest(self._of_math(merged), merged, device)
+
+
+def _least(inner: Algorithm, merged: Convolution, device: GpuDevice) -> float:
+    """What an algorithm takes at least for the larger groups; infinite where it does not take them."""
+    found = inner.least_seconds(merged, device)
+    return found if found or inner.refuse(merged, device) is None else inf
 
 
 class MergedGroupsTf32(MergedGroups):

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, KernelAlgorithm, PlannedKernel, fastest
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.problems.convolution import Convolution
@@ -91,8 +91,7 @@ class Patch(KernelAlgorithm[Convolution, GpuDevice]):
 
     def _fastest(self, folded: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> Algorithm | None:
         """The algorithm that should be fastest on the folded convolution."""
-        takers = [other for other in self._of_math(folded) if other.refuse(folded, device, epilogue) is None]
-        return min(takers, key=lambda other: other.estimate(folded, device, epilogue), default=None)
+        return fastest(self._of_math(folded), folded, device, epilogue)
 
     def _of_math(self, folded: Convolution) -> list[Algorithm]:
         """Those that compute in the math mode of this one."""
@@ -131,6 +130,8 @@ def fold(problem: Convolution) -> Convolution | None:
     if 0 in problem.x.shape or 0 in problem.y.shape:
         return None
     axes = [axis for axis in range(len(problem.spatial)) if _strides(problem, axis) is not None]
+    if not axes:
+        return None
     # the innermost axis is next to channels that are last, the outermost next to those that are first
     folds = [_joined(problem, order) for order in (axes[::-1], axes)]
     best = max(folds, key=lambda folded: folded.c)

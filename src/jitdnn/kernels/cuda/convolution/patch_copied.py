@@ -17,7 +17,7 @@ from math import prod
 from typing import NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel, fastest
 from jitdnn.kernels.cuda.convolution.half_precision.copied import SAME, Copied, room_of
 from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
 from jitdnn.problems.convolution import Convolution
@@ -91,8 +91,7 @@ class PatchCopied(KernelAlgorithm[Convolution, GpuDevice]):
     def _fastest(
         self, product: Convolution, device: GpuDevice, epilogue: Epilogue | None
     ) -> Algorithm | None:
-        takers = [one for one in self._of_type(product) if one.refuse(product, device, epilogue) is None]
-        return min(takers, key=lambda one: one.estimate(product, device, epilogue), default=None)
+        return fastest(self._of_type(product), product, device, epilogue)
 
 
 @lru_cache(1024)

@@ -12,14 +12,14 @@ from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.cost import (
     LAUNCH_SECONDS,
     LINE_BYTES,
-    ROUNDED,
     SECTOR_BYTES,
     gemm_clock,
     l2_bytes_per_cycle,
     shared_bytes_per_cycle,
 )
 from jitdnn.kernels.cuda.gemm.plan import LONG_ROW_BYTES, Blocking, GemmSize, Pack, Tile
-from jitdnn.tensor import DTYPES
+from jitdnn.kernels.gpu.prelude.cost import ROUNDED
+from jitdnn.tensor import DTYPES, TensorDescriptor
 
 # cycles of a thread block
 _PROLOGUE_CYCLES = 2500.0  # until its first products: addresses are computed, and the first stages arrive
@@ -76,7 +76,7 @@ def _seconds(
     unsplit_blocks = tiles.count if blocking.splits == 1 else len(gemms) * blocking.unsplit
     split_blocks = (tiles.count - unsplit_blocks) * blocking.splits
     mean = tiles.stages / max(1, unsplit_blocks + split_blocks / blocking.splits)  # stages of a tile
-    hidden = 0.35 + 0.65 / resident**1.5
+    hidden = _hidden(resident)
 
     def wave(count: int, length: float) -> float:
         """Time of `count` blocks at once on a multiprocessor, of `length` stages each."""
@@ -124,6 +124,45 @@ def _least_seconds(
     if splits > 1:
         time += _reduction_seconds(split * tile.m * tile.n * 4, of_tile, device)
     return (time * _type_factor(tile, dtype) + LAUNCH_SECONDS) * ROUNDED
+
+
+@lru_cache(16)  # of algorithms that differ in what they pack alone
+def least_seconds(
+    gemms: tuple[GemmSize, ...],
+    tiles: tuple[Tile, ...],
+    dtype: str,
+    device: GpuDevice,
+    bytes_moved: int,
+    is_mn_major: bool = False,
+) -> float:
+    """What `seconds` does not come below by any of the tiles, however it is split, but for rounding."""
+    found, of_bytes = math.inf, bytes_moved / device.bandwidth
+    for m, n, bk, stage, around, factor in _least_of_tiles(tiles, dtype, device.facts, is_mn_major):
+        stages = 0
+        for gemm in gemms:
+            stages += -(-gemm.m // m) * -(-gemm.n // n) * gemm.groups * -(-gemm.k // bk)
+        found = min(found, max(stages * stage + around, of_bytes) * factor)
+    return (found + LAUNCH_SECONDS) * ROUNDED
+
+
+@lru_cache(64)
+def _least_of_tiles(
+    tiles: tuple[Tile, ...], dtype: str, facts: GpuFacts, is_mn_major: bool
+) -> list[tuple[int, int, int, float, float, float]]:
+    """Rows, columns and terms of each tile's stage, its seconds where all multiprocessors have equal shares, those of
+    the first wave's beginning and end, as far as nothing hides them, and a factor on all."""
+    found = []
+    for tile in tiles:
+        of_tile = _times_of(tile, dtype, facts, is_mn_major)
+        around = (_PROLOGUE_CYCLES / of_tile.clock + of_tile.epilogue) * _hidden(of_tile.resident)
+        stage = of_tile.stage / facts.multiprocessors
+        found.append((tile.m, tile.n, of_tile.bk, stage, around, _type_factor(tile, dtype)))
+    return found
+
+
+def _hidden(resident: int) -> float:
+    """The share of prologues and epilogues that thread blocks of a multiprocessor do not hide from each other."""
+    return float(0.35 + 0.65 / resident**1.5)
 
 
 @dataclass(frozen=True)
@@ -187,6 +226,11 @@ def _times_of(tile: Tile, dtype: str, facts: GpuFacts, is_mn_major: bool) -> _Ti
 def pack_seconds(pack: Pack, device: GpuDevice) -> float:
     """Expected time of packing a tensor."""
     return LAUNCH_SECONDS + 1.3 * (pack.tensor.nbytes + pack.bytes) / device.bandwidth
+
+
+def least_pack_seconds(tensor: TensorDescriptor, device: GpuDevice) -> float:
+    """The same at least: channels are extended by nothing."""
+    return (LAUNCH_SECONDS + 1.3 * 2 * tensor.nbytes / device.bandwidth) * ROUNDED
 
 
 def resident_blocks(tile: Tile, device: GpuDevice) -> int:

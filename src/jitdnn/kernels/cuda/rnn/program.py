@@ -13,6 +13,7 @@ from jitdnn.kernels.algorithm import (
     STRICT_ROUNDOFFS,
     Algorithm,
     Kernel,
+    fastest,
     storing_roundoff,
     summation_bound,
 )
@@ -151,17 +152,18 @@ class Program:
         limit = max(
             summation_bound(problem), (STRICT_ROUNDOFFS if self._is_exact else STANDARD_ROUNDOFFS) * unit
         )
-        takers = [
-            other
-            for other in self._products
-            if other.refuse(problem, device) is None
-            and other.deterministic
-            and other.only_by_name is None
-            and other.error_bound(problem) <= limit
-            and (other.has_exact_products or not self._is_exact)
-            and (self._rounds or other.arithmetic(problem) != "tf32")
-        ]
-        best = min(takers, key=lambda other: other.estimate(problem, device))
+
+        def is_allowed(other: Algorithm) -> bool:
+            return (
+                other.deterministic
+                and other.only_by_name is None
+                and other.error_bound(problem) <= limit
+                and (other.has_exact_products or not self._is_exact)
+                and (self._rounds or other.arithmetic(problem) != "tf32")
+            )
+
+        best = fastest(self._products, problem, device, None, is_allowed)
+        assert best is not None
         self.seconds += best.estimate(problem, device)
         self._inner = max(self._inner, best.workspace(problem, device))
         self._steps.append(_Step(lambda: best.build(problem, device), tuple(pointers), is_scaled, True))

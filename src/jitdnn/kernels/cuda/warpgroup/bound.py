@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.cuda.cost import ROUNDED, gemm_clock, l2_bytes_per_cycle
+from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
 from jitdnn.kernels.cuda.warpgroup.cost import OPERATIONS_OF_BYTE
 from jitdnn.kernels.cuda.warpgroup.families import family
 from jitdnn.kernels.cuda.warpgroup.plan import Products
 from jitdnn.kernels.cuda.warpgroup.tile import Lines, Tile
+from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 
 _LEAST = 0.8
 """Of the cycles of a stage, that factors for tiles and layers leave; as all in `cost.py`."""

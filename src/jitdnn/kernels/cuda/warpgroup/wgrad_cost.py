@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.cuda.cost import ROUNDED, gemm_clock, l2_bytes_per_cycle
+from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
 from jitdnn.kernels.cuda.warpgroup.cost import OPERATIONS_OF_BYTE, begins_early
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
+from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 
 _EFFICIENCY = 0.998  # of the mainloop, where nothing else is the limit
 _SHARED_SHARE = 1.21  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it

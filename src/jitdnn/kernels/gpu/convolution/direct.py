@@ -5,7 +5,10 @@ The floor is the peak of the multiply-add units.
 
 from __future__ import annotations
 
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.gpu.gemm.algorithm import Contracted
+from jitdnn.kernels.gpu.gemm.cost import least_seconds
 from jitdnn.kernels.gpu.gemm.lowering import lower_convolution
 from jitdnn.kernels.gpu.gemm.plan import Contraction
 from jitdnn.problems.convolution import Convolution
@@ -16,6 +19,10 @@ class Direct(Contracted[Convolution]):
 
     name = "direct"
     problem = Convolution
+
+    def least_of(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> float:
+        moved = problem.x.nbytes + problem.w.nbytes + problem.y.nbytes
+        return least_seconds(problem.flops, moved, problem.dtype, device)
 
     def lowered(self, problem: Convolution) -> Contraction:
         return lower_convolution(problem)

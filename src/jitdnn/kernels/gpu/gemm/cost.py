@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.gpu.gemm.plan import Contraction, GemmPlan, Tiling
+from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 from jitdnn.tensor import DTYPES
 
 _LAUNCH_SECONDS = 4e-6  # of each kernel, its tail included
@@ -37,6 +38,12 @@ def choose(c: Contraction, device: GpuDevice, epilogue: Epilogue | None = None) 
     return GemmPlan(c, tiling, splits, split_steps, seconds, epilogue)
 
 
+def least_seconds(flops: int, moved: int, dtype: str, device: GpuDevice) -> float:
+    """What no tiling of a contraction of so many operations, whose operands have `moved` bytes, comes below."""
+    rate = _MOST_OF_TILES * device.peak_flops(dtype)
+    return ROUNDED * (_LAUNCH_SECONDS + max(flops / rate if rate else 0.0, moved / device.bandwidth))
+
+
 def _cut(
     c: Contraction, tiling: Tiling, device: GpuDevice, moved: int, of_elements: tuple[int, int]
 ) -> tuple[Tiling, int, int, float]:
@@ -54,10 +61,7 @@ def _cut(
         splits = max(1, min(wanted, _MOST_SPLITS, c.term_count // _FEWEST_TERMS))
     split_steps = -(-steps // splits)
     splits = -(-steps // split_steps)
-    # registers full of sums feed the units; small tiles wait for shared memory
-    work = tiling.thread_rows * tiling.thread_columns
-    efficiency = _EFFICIENCY * work / (work + 2 * (tiling.thread_rows + tiling.thread_columns))
-    rate = efficiency * device.peak_flops(c.dtype) / device.multiprocessors
+    rate = _efficiency(tiling) * device.peak_flops(c.dtype) / device.multiprocessors
     waves = -(-tiles * splits // device.multiprocessors)
     step = max(2 * tiling.rows * tiling.columns * tiling.depth / rate, _STEP_SECONDS)
     if splits > 1:
@@ -69,6 +73,15 @@ def _cut(
         read / (_CACHE_SPEED * device.bandwidth),
     )
     return tiling, splits, split_steps, seconds
+
+
+def _efficiency(tiling: Tiling) -> float:
+    """Of the peak: registers full of sums feed the units; small tiles wait for shared memory."""
+    work = tiling.thread_rows * tiling.thread_columns
+    return _EFFICIENCY * work / (work + 2 * (tiling.thread_rows + tiling.thread_columns))
+
+
+_MOST_OF_TILES = max(_efficiency(tiling) for tilings in _TILINGS.values() for tiling in tilings)
 
 
 def _bytes_a_term(c: Contraction, tiling: Tiling, of_elements: tuple[int, int]) -> float:

@@ -95,6 +95,11 @@ class DepthwiseBanded(_Depthwise):
     def _refuse(self, problem: Convolution) -> str | None:
         return banded_cost.refuse(geometry.lower(problem))
 
+    def least_of(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> float:
+        if geometry.refuse(problem) or self._refuse(problem):
+            return 0.0
+        return banded_cost.least_seconds(geometry.lower(problem), device)
+
     def sizes(self, problem: Convolution, device: GpuDevice) -> Any:
         return _banded(problem, device)
 

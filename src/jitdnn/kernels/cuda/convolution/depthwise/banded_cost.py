@@ -13,7 +13,8 @@ from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_cost import reduce_seconds
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import widths
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import Cheapest, by_bound
-from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, ROUNDED, depthwise_clock
+from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, depthwise_clock
+from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 
 # cycles, fitted to measurements on an H100
 _START_CYCLES, _STEP_CYCLES = 2500, 700  # until a thread block has its first rows; at the barriers of a step
@@ -56,6 +57,16 @@ def cheapest(window: Window, device: GpuDevice) -> Banded | None:
             if plan.fits:
                 found.offer(work.seconds(plan), (number, order), partial(work.of, blocking))
     return found.plan()
+
+
+def least_seconds(window: Window, device: GpuDevice) -> float:
+    """What no plan comes below: each reads its input once at least."""
+    moving = window.bytes_moved / device.bandwidth * _MEMORY
+    if window.direction == "bwd_filter":
+        seconds = LAUNCH_SECONDS + _WGRAD_UNMODELLED * moving + reduce_seconds(window, 1, device.bandwidth)
+    else:
+        seconds = LAUNCH_SECONDS + _UNMODELLED * moving
+    return seconds * ROUNDED
 
 
 def candidates(window: Window, device: GpuDevice) -> list[Banded]:

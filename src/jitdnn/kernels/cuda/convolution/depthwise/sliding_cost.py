@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from math import ceil, log2, prod, sqrt
@@ -23,7 +24,8 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
     widths,
 )
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import Cheapest, by_bound
-from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, LINE_BYTES, MEMORY_LATENCY, ROUNDED, depthwise_clock
+from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, LINE_BYTES, MEMORY_LATENCY, depthwise_clock
+from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 from jitdnn.tensor.dtypes import DTYPES
 
 # registers that a tile's numbers may take
@@ -69,15 +71,16 @@ def cheapest(window: Window, device: GpuDevice) -> Sliding | None:
     works, found = _works(window, device), Cheapest[Sliding]()
     for number in by_bound([work.least for work in works], found):
         work = works[number]
-        for order, (threads, rows) in enumerate(_divided(work.plan)):
-            found.offer(work.seconds(rows, threads), (number, order), partial(work.of, rows, threads))
+        for order, (threads, rows) in enumerate(_divided(work)):
+            if work.least_of(rows) <= found.seconds:
+                found.offer(work.seconds(rows, threads), (number, order), partial(work.of, rows, threads))
     return found.plan()
 
 
 def candidates(window: Window, device: GpuDevice) -> list[Sliding]:
     """Every sensible plan; none if the filter is too large for registers."""
     works = _works(window, device)
-    return [work.of(rows, threads) for work in works for threads, rows in _divided(work.plan)]
+    return [work.of(rows, threads) for work in works for threads, rows in _divided(work)]
 
 
 def _works(window: Window, device: GpuDevice) -> list[_Work]:
@@ -89,17 +92,19 @@ def _works(window: Window, device: GpuDevice) -> list[_Work]:
             packs = window.channels // channels
             side = side_packs(packs, channels * DTYPES[window.dtype]) if window.has_channel_lanes else 1
             for columns in tilings(width, _COLUMNS):
-                for depths, prefetch in itertools.product(tilings(depth, (1, 2, 3, 4)), (1, 2, 4)):
-                    tile = Tile(channels, columns, depths, 1, side, 128, prefetch=prefetch)
-                    whole = Sliding(window, axes, tile, device.facts)
+                for depths in tilings(depth, (1, 2, 3, 4)):
+                    whole = Sliding(window, axes, Tile(channels, columns, depths, 1, side, 128), device.facts)
                     if whole.registers <= MAX_REGISTERS and whole.products <= 1600:
-                        works.append(_Work(whole, device))
+                        work = _Work(whole, device)
+                        each = (work, *(work.prefetching(steps) for steps in (2, 4)))
+                        works += [one for one in each if one.registers <= MAX_REGISTERS]
     return works
 
 
-def _divided(whole: Sliding) -> Iterator[tuple[int, int]]:
+def _divided(work: _Work) -> Iterator[tuple[int, int]]:
     """Threads and rows: the plan divided among thread blocks in every sensible way."""
-    side, blocks, registers = whole.tile.side, whole.blocks, whole.registers + EXTRA_REGISTERS
+    whole = work.plan
+    side, blocks, registers = whole.tile.side, whole.blocks, work.registers + EXTRA_REGISTERS
     for threads in (64, 128, 256):
         even = -(-threads // side) * side
         size = even if even <= 384 and even % 32 == 0 else threads
@@ -118,8 +123,9 @@ def cheapest_wgrad(window: Window, device: GpuDevice) -> SlidingWgrad | None:
     for number in by_bound([work.least for work in works], found):
         work = works[number]
         for order, (threads, rows) in enumerate(_divided_wgrad(work.plan)):
-            seconds, _, splits = work.best_splits(rows, threads)
-            found.offer(seconds, (number, order), partial(work.of, rows, threads, splits))
+            if work.least_of(rows) <= found.seconds:
+                seconds, _, splits = work.best_splits(rows, threads)
+                found.offer(seconds, (number, order), partial(work.of, rows, threads, splits))
     return found.plan()
 
 
@@ -206,11 +212,15 @@ def seconds(plan: Sliding | SlidingWgrad, device: GpuDevice) -> float:
 
 
 class _Work:
-    """Seconds of a plan by its rows and threads; `least`: of any number of them, but for rounding."""
+    """Seconds of a plan by its rows and threads; `least`: of any number of them, but for rounding.
+
+    `registers`: with the steps in flight that it is about, which are those of `plan` or others (`prefetching`).
+    """
 
     def __init__(self, plan: Sliding, device: GpuDevice) -> None:
         tile, slide = plan.tile, plan.axes[1]
         self.plan, self._clock = plan, depthwise_clock(device.facts)
+        self.registers, self._prefetch = plan.registers, tile.prefetch
         self._multiprocessors, self._bandwidth = device.multiprocessors, device.bandwidth
         reads = plan.rows_in * plan.planes_read * plan.columns_read
         writes = plan.rows_out * tile.depths * tile.columns
@@ -229,26 +239,48 @@ class _Work:
         self._bytes = plan.own, tile.channels, plan.element
         self._narrow = 1 + 0.007 * max(0, 8 / (tile.channels * plan.element) - 1)
         self._is_f32 = plan.element == 4 and plan.window.has_channel_lanes
-        self._one_step = 1.0
+        self._is_strided = max(axis.stride for axis in plan.axes) > 1
         if self._is_f32:
-            is_strided = max(axis.stride for axis in plan.axes) > 1
-            if is_strided and tile.prefetch == 1:
-                self._one_step = _ONE_STEP
-            self._narrow = 1 + _NARROW_F32[is_strided] * (16 / (tile.channels * plan.element) - 1)
+            self._narrow = 1 + _NARROW_F32[self._is_strided] * (16 / (tile.channels * plan.element) - 1)
         self._is_scattered = slide is plan.window.axes[2]
         self._units = plan.units // -(-plan.blocks // tile.rows)  # of one chunk of rows
         self._factor = 1.0 if plan.window.has_channel_lanes else _short_rows(plan, write_packs)
-        self._resident: dict[int, int] = {}  # by threads
-        self.least = self._bound()
+        self._begin()
+
+    def _begin(self) -> None:
+        """What depends on the steps in flight."""
+        plan, self._resident, self._least_of = (
+            self.plan,
+            dict[int, int](),
+            dict[int, float](),
+        )  # by threads, rows
+        is_exposed = self._is_f32 and self._is_strided and self._prefetch == 1
+        self._one_step = _ONE_STEP if is_exposed else 1.0
+        threads = max(_MOST_THREADS, resident_threads(plan.facts, self.registers + EXTRA_REGISTERS))
+        self._gaps = _GAPS + _GAPS_OF_WARPS / (threads / 128)
+        share = _most_bandwidth(self._prefetch * threads * prod(self._bytes))
+        self._transfer = plan.window.bytes_moved / (self._bandwidth * share) * self._narrow
+        if self._is_scattered:
+            self._transfer *= _SCATTERED_READS
+        self.least = self._bound(min(self._whole_steps, plan.blocks + plan.steps - 1), 0)
+
+    def prefetching(self, steps: int) -> _Work:
+        """The same with so many steps in flight."""
+        other = copy(self)
+        other.registers += (steps - self._prefetch) * self.plan.registers_of_step
+        other._prefetch = steps
+        other._begin()
+        return other
 
     def of(self, rows: int, threads: int) -> Sliding:
         """The plan with these."""
-        return replace(self.plan, tile=replace(self.plan.tile, rows=rows, threads=threads))
+        tile = replace(self.plan.tile, rows=rows, threads=threads, prefetch=self._prefetch)
+        return replace(self.plan, tile=tile)
 
     def seconds(self, rows: int, threads: int) -> float:
         plan, multiprocessors = self.plan, self._multiprocessors
         if threads not in self._resident:
-            self._resident[threads] = resident_blocks(plan.facts, plan.registers + EXTRA_REGISTERS, threads)
+            self._resident[threads] = resident_blocks(plan.facts, self.registers + EXTRA_REGISTERS, threads)
         resident = self._resident[threads]
         grid_blocks = -(-self._units * -(-plan.blocks // rows) // threads)
         steps = self._whole_steps if rows >= plan.blocks else rows + plan.steps - 1
@@ -265,7 +297,7 @@ class _Work:
         busy = cycles / self._clock * filled**0.9
         # a step waits for its rows: what is in flight at once bounds the bandwidth
         own, channels, element = self._bytes
-        in_flight = plan.tile.prefetch * (threads * min(resident, grid_blocks / multiprocessors)) * own
+        in_flight = self._prefetch * (threads * min(resident, grid_blocks / multiprocessors)) * own
         excess = _EXCESS[self._is_f32]
         transfer = plan.window.bytes_moved / (
             self._bandwidth * reached_bandwidth(in_flight * channels * element, excess=excess)
@@ -274,26 +306,30 @@ class _Work:
         if self._is_scattered:
             transfer *= _SCATTERED_READS
         if self._is_f32:
-            loading = plan.tile.prefetch * threads * min(resident, grid_blocks / multiprocessors)
+            loading = self._prefetch * threads * min(resident, grid_blocks / multiprocessors)
             loading *= sqrt(channels / 2)
             transfer *= 1 + _FEW_LOADING * max(0.0, log2(_LOADING / loading))
         # steps wait for one another
-        chain = waves * MEMORY_LATENCY * (1.5 + steps / plan.tile.prefetch)
+        chain = waves * MEMORY_LATENCY * (1.5 + steps / self._prefetch)
         more_waves = _WAVE_SECONDS * (1 - 1 / waves)
         work = max(chain, _together(busy, transfer, _UNHIDDEN))
         return float(LAUNCH_SECONDS + more_waves + work * self._factor)
 
-    def _bound(self) -> float:
-        plan = self.plan
-        threads = max(_MOST_THREADS, resident_threads(plan.facts, plan.registers + EXTRA_REGISTERS))
-        steps = min(self._whole_steps, plan.blocks + plan.steps - 1)  # of all chunks of a column of rows
-        gaps = _GAPS + _GAPS_OF_WARPS / (threads / 128)
-        cycles = steps * self._units / 32 * max(self._issued * gaps, self._accesses) / self._multiprocessors
-        share = _most_bandwidth(plan.tile.prefetch * threads * prod(self._bytes))
-        transfer = plan.window.bytes_moved / (self._bandwidth * share) * self._narrow
-        if self._is_scattered:
-            transfer *= _SCATTERED_READS
-        work = max(MEMORY_LATENCY * 1.5, _together(cycles / self._clock, transfer, _UNHIDDEN))
+    def least_of(self, rows: int) -> float:
+        """Of so many rows a thread; but for rounding."""
+        if rows not in self._least_of:
+            blocks = self.plan.blocks
+            steps = self._whole_steps if rows >= blocks else rows + self.plan.steps - 1
+            self._least_of[rows] = self._bound(-(-blocks // rows) * steps, steps)
+        return self._least_of[rows]
+
+    def _bound(self, steps: int, chain: int) -> float:
+        """Of so many steps of all chunks of a column of rows, and of one of them."""
+        cycles = (
+            steps * self._units / 32 * max(self._issued * self._gaps, self._accesses) / self._multiprocessors
+        )
+        waiting = MEMORY_LATENCY * (1.5 + chain / self._prefetch)
+        work = max(waiting, _together(cycles / self._clock, self._transfer, _UNHIDDEN))
         return (LAUNCH_SECONDS + work * self._factor) * ROUNDED
 
 
@@ -334,8 +370,15 @@ class _WgradWork:
         # many channels leave few registers, and few results many other instructions
         self._factor = 1 + 0.02 * max(0, tile.channels - 2)
         self._of_few = 1 if plan.results > 2 else 1.06
-        self._resident: dict[int, int] = {}  # by threads
-        self.least = self._bound()
+        self._resident, self._least_of = dict[int, int](), dict[int, float]()  # by threads, by rows
+        threads = max(_MOST_THREADS, resident_threads(plan.facts, plan.registers + EXTRA_WGRAD_REGISTERS))
+        gaps = _WGRAD_GAPS + _WGRAD_GAPS_OF_WARPS / (threads / 128)
+        warps = self._items * plan.strips * tile.side / 32 / self._multiprocessors
+        self._cycles_of_step = warps * max(self._issued * gaps, self._accesses) / self._clock
+        share = _most_bandwidth(tile.prefetch * threads * self._own * tile.channels * plan.element, 21e3)
+        self._transfer = plan.window.bytes_moved / (self._bandwidth * share) * self._narrow
+        self._reduction = reduce_seconds(plan.window, 1, self._bandwidth)
+        self.least = self._bound(plan.axes[1].count + (plan.steps - 1) / 2 + 1.5, 0)
 
     def resident(self, threads: int) -> int:
         """Thread blocks that a multiprocessor has at a time."""
@@ -393,19 +436,20 @@ class _WgradWork:
         again = _AGAIN_SECONDS * (1 - 1 / rounds) + _END_SECONDS
         return float(LAUNCH_SECONDS + again + work + reduce_seconds(plan.window, splits, self._bandwidth))
 
-    def _bound(self) -> float:
-        plan, tile = self.plan, self.plan.tile
-        threads = max(_MOST_THREADS, resident_threads(plan.facts, plan.registers + EXTRA_WGRAD_REGISTERS))
-        steps = plan.axes[1].count + (plan.steps - 1) / 2 + 1.5  # of all chunks of rows
-        gaps = _WGRAD_GAPS + _WGRAD_GAPS_OF_WARPS / (threads / 128)
-        cycles = steps * self._items * plan.strips * tile.side / 32 / self._multiprocessors
-        busy = cycles * max(self._issued * gaps, self._accesses) / self._clock
-        in_flight = tile.prefetch * threads * self._own * tile.channels * plan.element
-        share = _most_bandwidth(in_flight, 21e3)
-        transfer = plan.window.bytes_moved / (self._bandwidth * share) * self._narrow
-        work = _together(busy, transfer, _WGRAD_UNHIDDEN) * self._factor * self._of_few
-        seconds = LAUNCH_SECONDS + _END_SECONDS + work + reduce_seconds(plan.window, 1, self._bandwidth)
-        return seconds * ROUNDED
+    def least_of(self, rows: int) -> float:
+        """Of so many rows a thread; but for rounding."""
+        if rows not in self._least_of:
+            count = self.plan.axes[1].count
+            steps = rows + (self.plan.steps - 1) / (2 if rows >= count else 1)
+            self._least_of[rows] = self._bound(-(-count // rows) * (steps + 1.5), steps)
+        return self._least_of[rows]
+
+    def _bound(self, steps: float, chain: float) -> float:
+        """Of so many steps of all chunks of a column of rows, and of one of them."""
+        busy = steps * self._cycles_of_step
+        waiting = (chain / self.plan.tile.prefetch + 1) * 1.35 * MEMORY_LATENCY
+        work = max(waiting, _together(busy, self._transfer, _WGRAD_UNHIDDEN)) * self._factor * self._of_few
+        return (LAUNCH_SECONDS + _END_SECONDS + work + self._reduction) * ROUNDED
 
 
 def reduce_seconds(window: Window, splits: int, bandwidth: float) -> float:

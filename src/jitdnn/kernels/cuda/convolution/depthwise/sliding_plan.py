@@ -96,9 +96,15 @@ class Sliding:
         tile, taps = self.tile, self.window.taps
         sums = self.steps * self.rows_out * tile.depths * tile.columns * tile.channels
         reads = self.rows_in * self.planes_read * self.columns_read
-        prefetch = tile.prefetch * reads * max(1, tile.channels * self.element // 4)
         # numbers are widened as they are used, some of them at a time
-        return taps * tile.channels + sums + int(0.8 * reads * tile.channels) + prefetch
+        used = taps * tile.channels + sums + int(0.8 * reads * tile.channels)
+        return used + tile.prefetch * self.registers_of_step
+
+    @cached_property
+    def registers_of_step(self) -> int:
+        """Those of a step in flight."""
+        reads = self.rows_in * self.planes_read * self.columns_read
+        return reads * max(1, self.tile.channels * self.element // 4)
 
     @cached_property
     def products(self) -> float:

@@ -19,10 +19,11 @@ from typing import ClassVar
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, KernelAlgorithm, PlannedKernel
 from jitdnn.kernels.cuda.convolution.few_channels.code import arguments, launches, source
-from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan, wgrad_plan
-from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan
+from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan, least_fprop_seconds
+from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan, least_seconds
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
 from jitdnn.kernels.cuda.convolution.few_channels.swapped import swapped
+from jitdnn.kernels.cuda.convolution.few_channels.wgrad_cost import least_wgrad_seconds, wgrad_plan
 from jitdnn.kernels.cuda.convolution.half_precision.code import by_alignment
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES, Shape, farthest
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
@@ -35,6 +36,8 @@ MAX_NEIGHBOURS = 16
 _OF_NEIGHBOURS = {"fwd": 1.0, "bwd_data": 1.05, "bwd_filter": 1.15}
 """How much longer more than `MAX_CHANNELS` take than the models, which were fitted to few, say."""
 _PLANS = {"fwd": fprop_plan, "bwd_data": dgrad_plan, "bwd_filter": wgrad_plan}
+LEAST = {"fwd": least_fprop_seconds, "bwd_data": least_seconds, "bwd_filter": least_wgrad_seconds}
+"""What these do not come below."""
 
 
 def most_channels(problem: Convolution) -> int:
@@ -61,6 +64,17 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
     """Of the tensor cores, for one of the problem."""
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if reason := self.refuse_shape(problem, epilogue):
+            return reason
+        if self.sizes(with_few_inputs(problem), device) is None:
+            return (
+                f"filter and rows of the image do not fit together into {device.shared_bytes} bytes of shared memory: "
+                "implicit_gemm takes large filters"
+            )
+        return None
+
+    def refuse_shape(self, problem: Convolution, epilogue: Epilogue | None) -> str | None:
+        """What has nothing to do with sizes."""
         if problem.is_integer or problem.dtype not in self.dtypes:
             return (
                 f"it multiplies {' and '.join(self.dtypes)}, not {problem.x.dtype}: direct takes every type"
@@ -85,12 +99,13 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
             return f"the dilation must be 1, it is {problem.dilation}: direct takes any"
         if farthest(problem.w) >= 1 << 30:
             return "the filter spans more than 2^30 elements of memory: pack it"
-        if self.sizes(problem, device) is None:
-            return (
-                f"filter and rows of the image do not fit together into {device.shared_bytes} bytes of shared memory: "
-                "implicit_gemm takes large filters"
-            )
         return None
+
+    def least_of(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> float:
+        if self.refuse_shape(problem, epilogue):
+            return 0.0
+        few = with_few_inputs(problem)
+        return LEAST[few.direction](few, device.facts, self.products)
 
     def sizes(self, problem: Convolution, device: GpuDevice) -> Plan | None:
         """The cheapest plan on this device for a problem with few input channels; None if nothing fits."""

@@ -1,4 +1,4 @@
-"""Strips, tiles and warps of fprop and wgrad with few channels: every sensible plan priced in cycles.
+"""Strips, tiles and warps of fprop with few channels: every sensible plan priced in cycles.
 
 A multiprocessor reads 32 words of shared memory a cycle, starts an m16n8k16 product every `mma_cycles`, and moves
 `bandwidth / multiprocessors` bytes of device memory a cycle. What it computes while it waits for memory is free.
@@ -9,24 +9,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
+from math import inf
 
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import All, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.products import (
-    HALVES,
-    HALVES_FOR_ONE,
-    HEADER_BYTES,
     Products,
 )
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, strides_of
-from jitdnn.kernels.cuda.cost import ROUNDED, SECTOR_BYTES, clock, l2_bytes_per_cycle, most_registers
+from jitdnn.kernels.cuda.cost import SECTOR_BYTES, clock, l2_bytes_per_cycle
+from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 from jitdnn.problems.convolution import Convolution
 
 START_SECONDS = 3.5e-6
 """Of fprop and dgrad: a launch, until the first bytes arrive."""
-_WGRAD_START_SECONDS = 4.5e-6
 
 # cycles
 _BARRIER_CYCLES = 300.0  # that a block waits for its slowest warp and the first words of a strip
@@ -38,11 +36,12 @@ _SINGLE_STAGE = 1.15  # with one stage, on the longer of them
 _OVERLAP = 0.8  # of what runs at the same time: the share that hides behind the longest
 _UNEVEN_WRITES = 2.2  # how much longer writes take where outputs begin inside of a sector
 _BY_ROWS, _BY_CHANNELS = 1, 2
+_FPROP_WARPS = 8  # of a thread block
+_MOST_REGISTERS_OF_F32 = 124  # of a lane, for sums and the factors of rows
 _STAGED_CYCLES = 16.0  # of a tile of 16 outputs by 8 channels that goes to shared memory number by number
-_FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above, and come from L2
+FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above, and come from L2
 _OF_THREE, _OF_THREE_ALTERNATELY = 1.15, 1.35
 """How much longer forward layers by three products of tf32 take (H100), also of two blocks with two stages."""
-DIVIDING_CYCLES, _DIVIDING_STRIP_CYCLES = 20.0, 32.0  # of 512 bytes in shared memory into halves; of wgrad
 # the factor on computation by resident warps, which hide each other's latency
 _WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
 
@@ -55,11 +54,6 @@ def fprop_plan(
     `in_halves`: as `Shape` says.
     """
     return best_plan(problem, device.facts, count, _OFFER_FPROP_IN_HALVES if in_halves else _offer_fprop)
-
-
-def wgrad_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
-    """The cheapest plan of the filter's gradient; None if it does not fit into shared memory."""
-    return best_plan(problem, device.facts, count, _offer_wgrad)
 
 
 Offer = Callable[[Convolution, GpuFacts, int, Cheapest[Plan]], None]
@@ -86,11 +80,6 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[P
     return all_plans(problem, facts, count, _offer_fprop)
 
 
-def wgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[Plan]:
-    """Every plan of the filter's gradient."""
-    return all_plans(problem, facts, count, _offer_wgrad)
-
-
 def _offer_fprop(
     problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan], in_halves: bool = False
 ) -> None:
@@ -98,54 +87,35 @@ def _offer_fprop(
     multiprocessors, bandwidth, rate = facts.multiprocessors, bytes_per_cycle(facts), clock(facts)
     shape = Shape(problem, in_halves)
     products = Products.of(shape, count, facts.mma_cycles)
-    most = 24 if products.is_f32 else 32  # tiles of sums in the registers of a warp
-    most_registers_of_f32 = 124  # of a lane, for sums and the factors of rows
-    staging = _staging(shape)
-    is_uneven = strides_of(problem.y)[1] == 1 and problem.k * shape.y_size % SECTOR_BYTES
-    slowness = _UNEVEN_WRITES if is_uneven else 1.0
-    warps, strips = 8, list(_strips(shape))
+    most = _most_tiles(products)
+    staging, slowness, warps, strips = (
+        _staging(shape),
+        _write_slowness(shape),
+        _FPROP_WARPS,
+        list(strips_of(shape)),
+    )
     # as many of all strips
     phases, steps = strips[0].phases, -(-strips[0].words // 8)
-    tiles = []
-    for (number, (n, groups, channel_blocks)), m in itertools.product(
-        enumerate(_channel_tilings(problem.k, phases, warps)), (1, 2, 3, 4)
-    ):
-        # a tile of sums takes 4 registers: with more than half of the most only one block is resident
-        if products.is_f32 and 4 * m * (n + products.count) > most_registers_of_f32:
-            continue
-        if m * n > most:
-            continue
-        step = warps * _fprop_step(m, n, products)
-        # many independent products hide each other's latency
-        if m * n >= 24 and steps >= 16 and not products.is_f32 and not in_halves:
-            step *= 0.87
-        store = m * (60 + 10 * n) / 4
-        if staging == _BY_CHANNELS:
-            store += _STAGED_CYCLES * m * n
-        round_cycles = steps * step + warps * store
-        output_warps = warps // (groups * phases)
-        least = channel_blocks * round_cycles / (output_warps * 16 * m)  # for an output of a phase
-        tiles.append((least, number, n, groups, channel_blocks, m, output_warps, round_cycles))
-    tiles.sort()
-    for strip, rows in _cheapest_first(strips):
+    tiles = _fprop_tiles(problem, facts, count, in_halves)
+    for strip, rows in cheapest_first(strips):
         phase_outputs, fetch = rows.phase_outputs, fetch_cycles(rows)
         outputs = rows.down * rows.across
         for least, number, n, groups, channel_blocks, m, output_warps, round_cycles in tiles:
             # what takes longer whatever its blocks do meanwhile, and so do those behind it
             share = rows.strips / multiprocessors / rate
-            if share * phase_outputs * least * ROUNDED > cheapest.seconds:
+            if (share * phase_outputs * least + START_SECONDS) * ROUNDED > cheapest.seconds:
                 break
             if m > 1 and output_warps * 16 * (m - 1) >= phase_outputs:
                 continue
             rounds = -(-phase_outputs // (output_warps * 16 * m))
             compute = rounds * round_cycles + fetch
             writes = slowness * shape.y_size * outputs * min(problem.k, n * groups * 8) / bandwidth
-            memory = _FROM_MEMORY * rows.least_bytes / bandwidth + writes
+            memory = FROM_MEMORY * rows.least_bytes / bandwidth + writes
             of_strip = max(compute, memory) + UNHIDDEN * min(compute, memory)
-            if share * channel_blocks * of_strip * ROUNDED > cheapest.seconds:
+            if (share * channel_blocks * of_strip + START_SECONDS) * ROUNDED > cheapest.seconds:
                 continue
             filter_bytes = phases * steps * (groups * n * 8 * 32 + 32)
-            reads = _FROM_MEMORY * rows.bytes / bandwidth
+            reads = FROM_MEMORY * rows.bytes / bandwidth
             is_small = 2 * m * n <= most and (m <= 2 or not products.is_f32)
             for stages in (2, 1):
                 shared = stages * rows.bytes + filter_bytes
@@ -181,6 +151,66 @@ def _offer_fprop(
                 cheapest.offer(seconds, (strip, number, m, -stages), made)
 
 
+def least_fprop_seconds(
+    problem: Convolution, facts: GpuFacts, count: int = 1, in_halves: bool = False
+) -> float:
+    """What no plan of a forward convolution comes below: products, and results on their way to memory."""
+    shape, tiles = Shape(problem, in_halves), _fprop_tiles(problem, facts, count, in_halves)
+    if not tiles:
+        return inf
+    outputs = problem.y.size / problem.k / next(strips_of(shape)).phases  # of a phase
+    compute = outputs * tiles[0][0] / facts.multiprocessors / clock(facts)
+    writes = _write_slowness(shape) * shape.y_size * problem.y.size / facts.bandwidth
+    return (max(compute, writes) + UNHIDDEN * min(compute, writes) + START_SECONDS) * ROUNDED
+
+
+@lru_cache(16)  # for the bound, and then for the plan
+def _fprop_tiles(
+    problem: Convolution, facts: GpuFacts, count: int, in_halves: bool
+) -> list[tuple[float, int, int, int, int, int, int, float]]:
+    """Tiles of warps: cycles for an output of a phase at least, the number of the tiling of channels, that tiling,
+    tiles of outputs, warps that share these, and cycles of a round; those of the fewest cycles first."""
+    shape, warps = Shape(problem, in_halves), _FPROP_WARPS
+    products, staging, rows = (
+        Products.of(shape, count, facts.mma_cycles),
+        _staging(shape),
+        next(strips_of(shape)),
+    )
+    phases, steps = rows.phases, -(-rows.words // 8)
+    tiles = []
+    for (number, (n, groups, channel_blocks)), m in itertools.product(
+        enumerate(_channel_tilings(problem.k, phases, warps)), (1, 2, 3, 4)
+    ):
+        # a tile of sums takes 4 registers: with more than half of the most only one block is resident
+        if products.is_f32 and 4 * m * (n + products.count) > _MOST_REGISTERS_OF_F32:
+            continue
+        if m * n > _most_tiles(products):
+            continue
+        step = warps * _fprop_step(m, n, products)
+        # many independent products hide each other's latency
+        if m * n >= 24 and steps >= 16 and not products.is_f32 and not in_halves:
+            step *= 0.87
+        store = m * (60 + 10 * n) / 4
+        if staging == _BY_CHANNELS:
+            store += _STAGED_CYCLES * m * n
+        round_cycles = steps * step + warps * store
+        output_warps = warps // (groups * phases)
+        least = channel_blocks * round_cycles / (output_warps * 16 * m)  # for an output of a phase
+        tiles.append((least, number, n, groups, channel_blocks, m, output_warps, round_cycles))
+    return sorted(tiles)
+
+
+def _most_tiles(products: Products) -> int:
+    """Tiles of sums in the registers of a warp."""
+    return 24 if products.is_f32 else 32
+
+
+def _write_slowness(shape: Shape) -> float:
+    problem = shape.problem
+    is_uneven = strides_of(problem.y)[1] == 1 and problem.k * shape.y_size % SECTOR_BYTES
+    return _UNEVEN_WRITES if is_uneven else 1.0
+
+
 _OFFER_FPROP_IN_HALVES = partial(_offer_fprop, in_halves=True)
 
 
@@ -211,113 +241,13 @@ def _fprop_plan(
     )
 
 
-def _offer_wgrad(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan]) -> None:
-    """Offer all plans that may be the cheapest."""
-    multiprocessors, bandwidth, rate = facts.multiprocessors, bytes_per_cycle(facts), clock(facts)
-    shape = Shape(problem)
-    products = Products.of(shape, count, facts.mma_cycles)
-    piece, at_once = 16 // shape.size, 32 // shape.size  # channels that are copied at once, outputs of an mma
-    is_divided = count == HALVES
-    if is_divided:
-        at_once *= 2
-    is_wide = shape.y_vector == piece and problem.k % piece == 0
-    strips = list(_strips(shape, 16))
-    phases, all_words = strips[0].phases, strips[0].words
-    # of all strips: groups, steps of outputs that share a row, or not, and cycles of an output of a phase at least
-    tilings = []
-    for channel_blocks in _channel_blocks(problem.k):
-        tiles = -(-problem.k // (16 * channel_blocks))
-        for number, tiling in enumerate(_wgrad_tilings(tiles, all_words, phases, facts, products)):
-            m, words, channel_groups, word_groups, _, _ = tiling
-            if channel_groups * m * 16 * (channel_blocks - 1) >= problem.k:
-                continue  # fewer shares would do
-            groups = channel_groups * word_groups * phases
-            step = _wgrad_step(m, words, products, True)
-            least = channel_blocks * groups * step / at_once
-            apart = _wgrad_step(m, words, products, False)
-            tilings.append((least, channel_blocks, number, tiling, groups, step, apart))
-    tilings.sort()
-    for strip, rows in _cheapest_first(strips):
-        outputs, phase_outputs, of_rows = rows.down * rows.across, rows.phase_outputs, fetch_cycles(rows)
-        has_eights = rows.across % (8 * phases) == 0
-        for least, channel_blocks, number, tiling, groups, step, apart in tilings:
-            share = rows.strips / multiprocessors / rate
-            if share * phase_outputs * least * ROUNDED > cheapest.seconds:
-                break
-            m, words, channel_groups, word_groups, warps, most = tiling
-            channels = channel_groups * m * 16
-            output_warps = warps // groups
-            rounds = -(-phase_outputs // (output_warps * at_once))
-            fetch = of_rows + outputs * channels / (32 * piece) * (3 if is_wide else 8 * piece)
-            compute = rounds * warps * (step if has_eights else apart) + fetch
-            if is_divided:
-                compute += _DIVIDING_STRIP_CYCLES * (4 * outputs * channels + rows.bytes) / 512
-            read = shape.size * outputs * min(problem.k, channels)
-            memory = (read + _FROM_MEMORY * rows.least_bytes) / bandwidth
-            of_strip = max(compute, memory) + UNHIDDEN * min(compute, memory)
-            if share * channel_blocks * of_strip * ROUNDED > cheapest.seconds:
-                continue
-            block_sums = groups * 4 * rows.per_word * m * words * 32
-            pitch = channels + 8 if products.is_f32 and not is_divided else (channels // piece | 1) * piece
-            stage = rows.bytes + (outputs + 1) * pitch * shape.size
-            reads = (read + _FROM_MEMORY * rows.bytes) / bandwidth
-            for stages in (2, 1):
-                shared = max(stages * stage, 4 * block_sums * (output_warps // 2))
-                resident = min(most, facts.resident(shared + 8 * warps * is_divided))
-                if not resident:
-                    continue
-                cycles = total_cycles(
-                    rows.strips * channel_blocks,
-                    multiprocessors,
-                    resident,
-                    warps,
-                    stages,
-                    compute,
-                    reads,
-                    0.0,
-                )
-                blocks = min(rows.strips, max(1, multiprocessors * resident // channel_blocks))
-                # within a block by halves; then parts are written, and read from the cache by the second launch
-                finish = 2.0 * block_sums / 32 * output_warps * resident + 1000
-                finish += 2 * 4 * block_sums * channel_blocks * blocks / (bandwidth * multiprocessors)
-                seconds = (cycles + finish) / rate + _WGRAD_START_SECONDS
-                made = partial(
-                    _wgrad_plan, rows, count, tiling, resident, stages, channel_blocks, piece if is_wide else 1, blocks,
-                    block_sums, shared, seconds,
-                )  # fmt: skip
-                cheapest.offer(seconds, (strip, channel_blocks, number, -stages), made)
-
-
-def _wgrad_plan(
-    rows: Rows, count: int, tiling: tuple[int, int, int, int, int, int], resident: int, stages: int,
-    channel_blocks: int, y_vector: int, blocks: int, block_sums: int, shared: int, seconds: float,
-) -> Plan:  # fmt: skip
-    m, words, channel_groups, word_groups, warps, _ = tiling
-    defines = rows.shape.defines() | rows.defines() | {
-        "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
-        "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
-        "Y_VECTOR": y_vector, "PRODUCTS": count, "PARTIALS": blocks,
-        "CHANNEL_BLOCKS": channel_blocks, "X_IS_SECOND": 0, "Y_IS_WHOLE": int(_is_whole(rows.shape)),
-    }  # fmt: skip
-    second = Launch("few_channels_wgrad_reduce", channel_blocks * block_sums // (32 * rows.phases), 256)
-    return Plan(
-        tuple(defines.items()),
-        warps * 32,
-        (blocks, channel_blocks),
-        shared,
-        seconds,
-        4 * block_sums * channel_blocks * blocks + HEADER_BYTES * (count == HALVES),
-        reduction=second,
-    )
-
-
-def _cheapest_first(strips: Sequence[Rows]) -> list[tuple[int, Rows]]:
+def cheapest_first(strips: Sequence[Rows]) -> list[tuple[int, Rows]]:
     """Strips and their numbers, those first that have the fewest outputs and rows in all."""
     numbered = list(enumerate(strips))
     return sorted(numbered, key=lambda one: one[1].strips * (one[1].phase_outputs + 8 * one[1].rows))
 
 
-def _strips(shape: Shape, multiple: int = 2) -> Iterator[Rows]:
+def strips_of(shape: Shape, multiple: int = 2) -> Iterator[Rows]:
     """The strips worth trying: full rows, also padded to a multiple of `multiple` columns, or pieces of long rows."""
     _, p, q = shape.out
     even = -(-q // 2) * 2
@@ -346,44 +276,6 @@ def _channel_tilings(filters: int, phases: int, warps: int) -> Iterator[tuple[in
             n += n % 2
             if n * groups * (channel_blocks - 1) < tiles:  # else fewer would do
                 yield n, groups, channel_blocks
-
-
-def _channel_blocks(filters: int) -> list[int]:
-    """Blocks that may share the output channels."""
-    tiles = -(-filters // 16)
-    return [share for share in (1, 2, 3, 4, 6, 8, 16, 32, 64) if share <= tiles and tiles <= 12 * share]
-
-
-@lru_cache(256)
-def _wgrad_tilings(
-    tiles: int, words: int, phases: int, facts: GpuFacts, products: Products
-) -> tuple[tuple[int, int, int, int, int, int], ...]:
-    """(channel tiles and word tiles of a warp, groups of both, warps, blocks of a multiprocessor), the best few.
-
-    `tiles`: tiles of 16 output channels of a block.
-    """
-    found = []
-    for m, n, warps in itertools.product((1, 2, 3, 4), range(1, 9), (4, 8, 12, 16)):
-        m_groups, n_groups = -(-tiles // m), -(-words // (8 * n))
-        sums = (4 if products.is_f32 else 8) * m * n
-        if warps % (m_groups * n_groups * phases):
-            continue
-        threads_limit = facts.registers // (warps * 32)
-        factors = 8 * m + 4 if products.count == HALVES_FOR_ONE else 4 * m * products.count + 2 * n
-        needed = sums + factors + (64 if warps <= 8 else 84)
-        needed += 34 if products.count == 3 else 0
-        if needed > most_registers(facts, warps * 32):
-            continue
-        most = min(2, threads_limit // int(needed))
-        price = m_groups * n_groups * _wgrad_step(m, n, products)
-        found.append(
-            (
-                price * (1.0 if warps * most >= 16 else 1.1 if warps >= 8 else 1.5),
-                (m, n, m_groups, n_groups, warps, most),
-            )
-        )
-    found.sort()
-    return tuple(tiling for _, tiling in found[:4])
 
 
 def bytes_per_cycle(facts: GpuFacts) -> float:
@@ -440,12 +332,6 @@ def filter_setup(
     return min(gathered, copied), copied < gathered
 
 
-def _is_whole(shape: Shape) -> bool:
-    """Whether rows of y follow each other."""
-    *_, h, w = strides_of(shape.problem.y)
-    return h == shape.out[2] * w
-
-
 def _staging(shape: Shape) -> int:
     """How results go through shared memory, as in fprop.cu; 0 where they do not."""
     n, c, d, h, w = strides_of(shape.problem.y)
@@ -463,21 +349,6 @@ def _fprop_step(m: int, n: int, products: Products) -> float:
     """Cycles of a warp's m x n tiles for 8 words."""
     instructions = 12 * m + 3 * n + products.instructions(4 * m + 2 * n, m * n)
     return overlapped(4 * m + 2 * n + 1, products.cycles(m * n), instructions / 4)
-
-
-def _wgrad_step(m: int, n: int, products: Products, has_eights: bool = True) -> float:
-    """Cycles of a warp's m tiles of channels and n of words for one mma of outputs; has_eights: eight share a row."""
-    if products.count == HALVES_FOR_ONE:
-        instructions = 40 + 2 * m + 8 * n + 2 * products.instructions(0, m * n)
-        return overlapped(8 * m + 4 * n, 2 * products.cycles(m * n), instructions / 4)
-    if products.is_f32:
-        reads = 4 * m + 2 * n
-        return overlapped(
-            reads, products.cycles(m * n), (24 + reads + products.instructions(reads, m * n)) / 4
-        )
-    instructions = ((30 if has_eights else 60) + 8 * n + 2 * m * n) / 4
-    # as measured: time grows with the sum of all three
-    return 0.57 * (4 * m + 4 * n + products.mma_cycles * 2 * m * n + instructions)
 
 
 def fetch_cycles(rows: Rows) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from math import inf
 
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.few_channels.cost import (
-    DIVIDING_CYCLES,
     LATENCY_CYCLES,
     START_SECONDS,
     UNHIDDEN,
@@ -26,7 +26,8 @@ from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis, axis_choic
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.products import HALVES, HEADER_BYTES, Products
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, strides_of
-from jitdnn.kernels.cuda.cost import ROUNDED, clock, l2_bytes_per_cycle, most_registers
+from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
+from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 from jitdnn.problems.convolution import Convolution
 
 _MMA_LATENCY_CYCLES = 33.0  # cycles from one product to the next that adds to its sums
@@ -34,6 +35,7 @@ _APART, _APART_OF_F32 = (
     13.5,
     23.0,
 )  # cycles to stage a number whose neighbouring channels lie apart, for each lane
+_DIVIDING_CYCLES = 20.0  # of 512 bytes in shared memory into halves
 _AXES = "DHW"
 # warps of a block, down and across, and those that share the channels
 _WARPS = (
@@ -56,18 +58,35 @@ def _offer(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest
     """Offer all plans that may be the cheapest: those first whose products take the least, however warps share them."""
     shape = Shape(problem)
     products = Products.of(shape, count, facts.mma_cycles)
-    steps = -(-problem.k // (32 // shape.size))
-    if count == HALVES:
-        steps += steps % 2
-    found = [
-        (_least_seconds(shape, warp, steps, facts, products), number, warp)
-        for number, warp in enumerate(_warp_tiles(shape, steps, count))
-    ]
-    for least, number, warp in sorted(found, key=lambda one: one[:2]):
+    steps = _steps(shape, count)
+    for least, number, warp in _warps(problem, facts, count):
         if least > cheapest.seconds:
             break
         for at, tiling in enumerate(_tilings(warp, steps)):
             _offer_tiling(shape, tiling, steps, facts, products, (number, at), cheapest)
+
+
+def least_seconds(problem: Convolution, facts: GpuFacts, count: int = 1) -> float:
+    """What no plan comes below; infinite if there is none."""
+    return next((least for least, _, _ in _warps(problem, facts, count)), inf)
+
+
+def _steps(shape: Shape, count: int) -> int:
+    """Of channels of dy, by whole operands."""
+    steps = -(-shape.problem.k // (32 // shape.size))
+    return steps + steps % 2 if count == HALVES else steps
+
+
+@lru_cache(16)  # for the bound, and then for the plan
+def _warps(problem: Convolution, facts: GpuFacts, count: int) -> list[tuple[float, int, Tiling]]:
+    """What one warp may compute: seconds that no plan of such warps comes below, its number, it; the quickest first."""
+    shape = Shape(problem)
+    products, steps = Products.of(shape, count, facts.mma_cycles), _steps(shape, count)
+    found = [
+        (_least_seconds(shape, warp, steps, facts, products), number, warp)
+        for number, warp in enumerate(_warp_tiles(shape, steps, count))
+    ]
+    return sorted(found, key=lambda one: one[:2])
 
 
 def _offer_tiling(
@@ -240,7 +259,7 @@ def _tile_cycles(tiling: Tiling, steps: int, is_wide: bool, products: Products) 
     cycles += (tiling.warps * 2 * tiling.sums_bytes / 128 + 200) * (tiling.split_k_warps > 1)
     staged = tiling.staged_planes * tiling.reads(steps)
     if tiling.products == HALVES:
-        cycles += DIVIDING_CYCLES * staged / 512
+        cycles += _DIVIDING_CYCLES * staged / 512
     return cycles + _copy_cycles(staged, tiling.size, is_wide)
 
 

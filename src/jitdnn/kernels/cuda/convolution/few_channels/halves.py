@@ -18,19 +18,22 @@ from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
+    LEAST,
     MAX_CHANNELS,
     FewChannelsF32,
     with_few_inputs,
 )
 from jitdnn.kernels.cuda.convolution.few_channels.code import arguments, launches, source
-from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan, wgrad_plan
+from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan, least_fprop_seconds
 from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
+from jitdnn.kernels.cuda.convolution.few_channels.wgrad_cost import wgrad_plan
 from jitdnn.kernels.cuda.convolution.half_precision.code import by_alignment
 from jitdnn.kernels.cuda.convolution.half_precision.products import HALVES, HEADER_BYTES
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, farthest
 from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cuda.gemm.plan import three
+from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
@@ -70,6 +73,20 @@ class FewChannelsHalves(KernelAlgorithm[Convolution, GpuDevice]):
     has_exact_products = False
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if reason := self._refuse_shape(problem, epilogue):
+            return reason
+        few = with_few_inputs(problem)
+        if few.direction != "fwd" and (reason := FewChannelsF32().refuse(few, device)):
+            return reason
+        if self.sizes(few, device) is None:
+            return (
+                f"filter and rows of the image do not fit together into {device.shared_bytes} bytes of shared memory: "
+                "implicit_gemm takes large filters"
+            )
+        return None
+
+    def _refuse_shape(self, problem: Convolution, epilogue: Epilogue | None) -> str | None:
+        """What has nothing to do with sizes."""
         if problem.is_integer or any(one.dtype != "f32" for one in (problem.x, problem.w, problem.y)):
             return f"it divides f32 into halves, not {problem.x.dtype}: stem takes halves"
         few = with_few_inputs(problem)
@@ -85,7 +102,7 @@ class FewChannelsHalves(KernelAlgorithm[Convolution, GpuDevice]):
         if few.direction != "fwd":
             if epilogue is not None:
                 return "a gradient takes no epilogue here: apply it to the result"
-            reason = FewChannelsF32().refuse(few, device)
+            reason = FewChannelsF32().refuse_shape(few, None)
             if reason is not None:
                 return reason
         elif Shape(few).dilation[2] != 1:
@@ -94,12 +111,17 @@ class FewChannelsHalves(KernelAlgorithm[Convolution, GpuDevice]):
             )
         if max(farthest(few.x), farthest(few.w), 2 * _PARTS * few.x.size, 2 * _PARTS * few.w.size) >= 1 << 30:
             return "a tensor spans more than 2^30 elements of memory: stem_3xtf32 takes any"
-        if self.sizes(few, device) is None:
-            return (
-                f"filter and rows of the image do not fit together into {device.shared_bytes} bytes of shared memory: "
-                "implicit_gemm takes large filters"
-            )
         return None
+
+    def least_of(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> float:
+        """That of products and results; copies of x and w, or what is computed again, take a few launches more."""
+        if self._refuse_shape(problem, epilogue):
+            return 0.0
+        few, facts = with_few_inputs(problem), device.facts
+        if few.direction == "fwd":
+            copied = _copies(few).problem
+            return _SLOWNESS * least_fprop_seconds(copied, facts, 1, True) + 2 * LAUNCH_SECONDS * ROUNDED
+        return _SLOWNESS * LEAST[few.direction](few, facts, HALVES) + 3 * LAUNCH_SECONDS * ROUNDED
 
     def arithmetic(self, problem: Problem) -> str:
         return "fp32"

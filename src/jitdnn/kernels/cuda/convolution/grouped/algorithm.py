@@ -22,7 +22,7 @@ from typing import ClassVar
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
 from jitdnn.kernels.cuda.convolution.grouped.code import arguments, launches, source
-from jitdnn.kernels.cuda.convolution.grouped.cost import MAX_CHANNELS, plan_of, register_plan
+from jitdnn.kernels.cuda.convolution.grouped.cost import MAX_CHANNELS, least_seconds, plan_of, register_plan
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan
 from jitdnn.kernels.cuda.convolution.half_precision.code import by_alignment
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES, Shape, farthest
@@ -42,6 +42,18 @@ class Grouped(KernelAlgorithm[Convolution, GpuDevice]):
     """Of the tensor cores, for one of the problem."""
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if reason := self._refuse_shape(problem, epilogue):
+            return reason
+        if self.sizes(problem, device) is None:
+            c, k = problem.w.shape[1], problem.k // problem.groups
+            return (
+                f"a filter of {problem.filter_spatial} taps, {c} channels in and {k} out does not fit into registers, "
+                f"or the channels that it reads are no whole 16 bytes of a pixel: implicit_gemm takes large filters"
+            )
+        return None
+
+    def _refuse_shape(self, problem: Convolution, epilogue: Epilogue | None) -> str | None:
+        """What has nothing to do with sizes."""
         if problem.is_integer or problem.dtype not in self.dtypes:
             return (
                 f"it multiplies {' and '.join(self.dtypes)}, not {problem.x.dtype}: direct takes every type"
@@ -65,12 +77,12 @@ class Grouped(KernelAlgorithm[Convolution, GpuDevice]):
             return f"backward data must have dilation 1, it is {problem.dilation}: direct takes any"
         if farthest(problem.w) >= 1 << 30:
             return "the filter spans more than 2^30 elements of memory: pack it"
-        if self.sizes(problem, device) is None:
-            return (
-                f"a filter of {problem.filter_spatial} taps, {c} channels in and {k} out does not fit into registers, "
-                f"or the channels that it reads are no whole 16 bytes of a pixel: implicit_gemm takes large filters"
-            )
         return None
+
+    def least_of(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> float:
+        if problem.direction == "bwd_filter" or self._refuse_shape(problem, epilogue):
+            return 0.0
+        return least_seconds(problem, device, self.products)
 
     def sizes(self, problem: Convolution, device: GpuDevice) -> Plan | None:
         """The cheapest plan on this device; None if the filter does not fit into registers."""

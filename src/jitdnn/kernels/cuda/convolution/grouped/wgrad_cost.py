@@ -11,15 +11,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, WgradTile
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import All, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, power_of_two, strides_of
-from jitdnn.kernels.cuda.cost import REGISTER_UNIT, ROUNDED, clock, l2_bandwidth
+from jitdnn.kernels.cuda.cost import REGISTER_UNIT, clock, l2_bandwidth
+from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 from jitdnn.problems.convolution import Convolution
+
+Numbers = npt.NDArray[np.floating[Any]]
 
 _MAX_REGISTERS = 250  # of a thread
 _BEHIND = 1 << 30  # plans in registers: of equals those through shared memory are taken
@@ -74,74 +81,137 @@ def wgrad_shared_memory_plans(problem: Convolution, facts: GpuFacts) -> list[Pla
 def offer_wgrad_shared_memory(problem: Convolution, facts: GpuFacts, cheapest: Cheapest[Plan]) -> None:
     """Offer the plans of the filter's gradient through shared memory that may be the cheapest."""
     multiprocessors, bandwidth = facts.multiprocessors, facts.bandwidth
-    step_cycles = _STEP_MMAS * facts.mma_cycles
-    shape = Shape(problem)
-    slice_groups = _slice_groups(problem)
+    shape, slice_groups = Shape(problem), _slice_groups(problem)
     if not slice_groups or not _is_whole(problem):
         return
+    group_in = problem.w.shape[1]
+    slice_in = slice_groups * group_in
+    elements, pixels = math.prod(problem.w.shape), 2.0 * (problem.x.size + problem.y.size)
+    families = _families(shape, facts, slice_groups)
+    bounds = np.concatenate([family.least for family in families]) if families else np.empty(0)
+    firsts = np.cumsum([0, *(len(family.least) for family in families)])
+    for number in np.argsort(bounds, kind="stable").tolist():
+        if bounds[number] > cheapest.seconds:
+            break
+        at = int(np.searchsorted(firsts, number, side="right")) - 1
+        family, place = families[at], number - int(firsts[at])
+        warps, blocks, block_slices = family.warps, family.blocks, family.block_slices
+        images, rows, columns = family.tiles.sizes[place]
+        tile = WgradTile(shape, images, rows, columns, family.taps)
+        units, tile_steps = int(family.tiles.units[place]), int(family.tiles.steps[place])
+        of_tile, copies = float(family.of_tile[place]), float(family.copies[place])
+        slice_out, all_taps = family.slice_out, family.taps * shape.taps[2]
+        x_bytes, _, _ = tile.layout(block_slices * slice_in)
+        y_bytes = tile_steps * 16 * (2 * block_slices * slice_out + 16)
+        for order, (resident, most) in enumerate(((1, _MAX_WORKERS), (2, _MAX_WORKERS), (1, 1))):
+            if resident * warps > 16 or (most == 1 and 2 * blocks < multiprocessors):
+                continue
+            workers = max(1, min(units, multiprocessors * resident // blocks, most))
+            rounds = -(-units // workers)
+            workers = -(-units // rounds)
+            room = shared_room(facts, resident)
+            stages = min(3, rounds, room // (x_bytes + y_bytes))
+            shared = max(stages * (x_bytes + y_bytes), 4 * warps * all_taps * 256)
+            if stages < min(2, rounds) or shared > room:
+                continue
+            total = workers * blocks
+            busiest = -(-total // multiprocessors)  # thread blocks of a multiprocessor
+            lone = 1 + _LONE_WARP_PENALTY / (busiest * warps)
+            cycles = of_tile * lone + _TILE_CYCLES
+            stores = block_slices * slice_out * group_in * all_taps * family.splits / _STORES_A_CYCLE
+            compute = (busiest * (rounds * cycles + stores) + _START_CYCLES) / clock(facts)
+            memory = pixels / (_BANDWIDTH_SHARE * bandwidth) * (busiest * multiprocessors / total)
+            memory *= 1 + _SMALL_SLICE / (block_slices * slice_in)
+            memory += max(0.0, _COPY_BYTES * copies * rounds * total - pixels) / bandwidth
+            together = (memory**6 + compute**6) ** (1 / 6) + _EXPOSED * min(memory, compute) / rounds
+            reduction = _PARTIAL_BYTES * workers * elements / l2_bandwidth(facts) + _REDUCTION_SECONDS
+            reduction = reduction if workers > 1 else 0.0
+            seconds = _SCALE * (together + reduction + _START_SECONDS)
+            seconds *= _MANY_WARPS if warps == max(_WARPS) else 1.0
+            made = partial(
+                _shared_memory_plan, tile, warps, slice_groups, block_slices, family.slice_parts, resident, stages,
+                workers, total, shared, seconds,
+            )  # fmt: skip
+            cheapest.offer(seconds, (number, order), made)
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Images, rows and columns of tiles, and of each its units, steps, and pixels of x."""
+
+    sizes: list[tuple[int, int, int]]
+    units: Numbers
+    steps: Numbers
+    pixels: Numbers
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Thread blocks of tiles with the same rows of `taps`, warps and slices, `blocks` of them for all channels.
+
+    Of each tile: cycles and copies of a warp, and what the seconds of all its plans do not come below.
+    """
+
+    tiles: _Tiles
+    taps: int
+    warps: int
+    block_slices: int
+    slice_parts: int
+    slice_out: int
+    splits: int
+    blocks: int
+    of_tile: Numbers
+    copies: Numbers
+    least: Numbers
+
+
+def _families(shape: Shape, facts: GpuFacts, slice_groups: int) -> list[_Family]:
+    problem, sizes = shape.problem, list(_tile_sizes(shape))
     group_in, group_out = problem.w.shape[1], problem.k // problem.groups
     slice_in, all_out = slice_groups * group_in, slice_groups * group_out
-    elements, pixels = math.prod(problem.w.shape), 2.0 * (problem.x.size + problem.y.size)
-    order = 0
     slices = -(-problem.groups // slice_groups)
-    rate = multiprocessors * clock(facts)
-    for tile_taps, warps in product(range(1, shape.taps[1] + 1), _WARPS):
+    found = []
+    for tile_taps in range(1, shape.taps[1] + 1):
         all_taps = tile_taps * shape.taps[2]
         if all_taps > 12 or shape.taps[2] > 11:  # more sums than registers, here or in the register kernel
             continue
-        slice_parts = _slice_parts(slice_in, all_out, warps)
-        if not slice_parts or (warps == max(_WARPS) and all_taps > 9):
-            continue
-        slice_out = all_out // slice_parts
-        all_tiles = [(tile, tile.units, tile.steps, tile.pixels) for tile in _tiles(shape, tile_taps)]
-        for (tile, units, tile_steps, tile_pixels), block_slices in product(all_tiles, (1, 2, 4)):
-            kinds = block_slices * slice_in * slice_out // 256
-            if kinds > warps or (block_slices > 1 and (slice_parts > 1 or block_slices >= 2 * slices)):
+        tiles = _tiles(shape, sizes, tile_taps)
+        for warps in _WARPS:
+            slice_parts = _slice_parts(slice_in, all_out, warps)
+            if not slice_parts or (warps == max(_WARPS) and all_taps > 9):
                 continue
-            splits = warps // kinds
-            blocks = -(-slices // block_slices) * slice_parts * -(-shape.taps[1] // tile_taps)
-            # of a tile: reads and copies
-            steps = -(-tile_steps // splits) * splits * kinds
-            copies = block_slices * (tile_pixels * slice_in + 16 * tile_steps * slice_out) / 256
-            of_tile = steps * step_cycles * (1 + all_taps) + _COPY_CYCLES * copies
-            of_pixels = (
-                pixels / (_BANDWIDTH_SHARE * bandwidth) * (1 + _SMALL_SLICE / (block_slices * slice_in))
-            )
-            least = max(units * blocks * of_tile / rate, of_pixels)
-            if _SCALE * (least + _START_SECONDS) * ROUNDED > cheapest.seconds:
-                continue
-            x_bytes, _, _ = tile.layout(block_slices * slice_in)
-            y_bytes = tile_steps * 16 * (2 * block_slices * slice_out + 16)
-            for resident, most in ((1, _MAX_WORKERS), (2, _MAX_WORKERS), (1, 1)):
-                if resident * warps > 16 or (most == 1 and 2 * blocks < multiprocessors):
+            slice_out = all_out // slice_parts
+            for block_slices in (1, 2, 4):
+                kinds = block_slices * slice_in * slice_out // 256
+                if kinds > warps or (block_slices > 1 and (slice_parts > 1 or block_slices >= 2 * slices)):
                     continue
-                workers = max(1, min(units, multiprocessors * resident // blocks, most))
-                rounds = -(-units // workers)
-                workers = -(-units // rounds)
-                room = shared_room(facts, resident)
-                stages = min(3, rounds, room // (x_bytes + y_bytes))
-                shared = max(stages * (x_bytes + y_bytes), 4 * warps * all_taps * 256)
-                if stages < min(2, rounds) or shared > room:
-                    continue
-                total = workers * blocks
-                busiest = -(-total // multiprocessors)  # thread blocks of a multiprocessor
-                lone = 1 + _LONE_WARP_PENALTY / (busiest * warps)
-                cycles = of_tile * lone + _TILE_CYCLES
-                stores = block_slices * slice_out * group_in * all_taps * splits / _STORES_A_CYCLE
-                compute = (busiest * (rounds * cycles + stores) + _START_CYCLES) / clock(facts)
-                memory = pixels / (_BANDWIDTH_SHARE * bandwidth) * (busiest * multiprocessors / total)
-                memory *= 1 + _SMALL_SLICE / (block_slices * slice_in)
-                memory += max(0.0, _COPY_BYTES * copies * rounds * total - pixels) / bandwidth
-                together = (memory**6 + compute**6) ** (1 / 6) + _EXPOSED * min(memory, compute) / rounds
-                reduction = _PARTIAL_BYTES * workers * elements / l2_bandwidth(facts) + _REDUCTION_SECONDS
-                reduction = reduction if workers > 1 else 0.0
-                seconds = _SCALE * (together + reduction + _START_SECONDS)
-                seconds *= _MANY_WARPS if warps == max(_WARPS) else 1.0
-                made = partial(
-                    _shared_memory_plan, tile, warps, slice_groups, block_slices, slice_parts, resident, stages,
-                    workers, total, shared, seconds,
-                )  # fmt: skip
-                cheapest.offer(seconds, (order := order + 1,), made)
+                splits = warps // kinds
+                blocks = -(-slices // block_slices) * slice_parts * -(-shape.taps[1] // tile_taps)
+                # of a tile: reads and copies
+                steps = np.ceil(tiles.steps / splits) * (splits * kinds)
+                copies = block_slices * (tiles.pixels * slice_in + 16 * tiles.steps * slice_out) / 256
+                of_tile = steps * (_STEP_MMAS * facts.mma_cycles) * (1 + all_taps) + _COPY_CYCLES * copies
+                least = _least(problem, facts, tiles, warps, blocks, block_slices * slice_in, of_tile, copies)
+                given = tiles, tile_taps, warps, block_slices, slice_parts, slice_out, splits, blocks
+                found.append(_Family(*given, of_tile, copies, least))
+    return found
+
+
+def _least(
+    problem: Convolution, facts: GpuFacts, tiles: _Tiles, warps: int, blocks: int, channels: int, of_tile: Numbers,
+    copies: Numbers,
+) -> Numbers:  # fmt: skip
+    """What no number of workers and of resident blocks comes below, whose `channels` are those of a thread block."""
+    multiprocessors, pixels = facts.multiprocessors, 2.0 * (problem.x.size + problem.y.size)
+    all_units = tiles.units * blocks
+    busiest = max(16 // warps, -(-blocks // multiprocessors))
+    cycles = of_tile * (1 + _LONE_WARP_PENALTY / (busiest * warps)) + _TILE_CYCLES
+    compute = (all_units / multiprocessors * cycles + _START_CYCLES) / clock(facts)
+    again = np.maximum(0.0, _COPY_BYTES * copies * all_units - pixels) / facts.bandwidth
+    memory = pixels / (_BANDWIDTH_SHARE * facts.bandwidth) * (1 + _SMALL_SLICE / channels) + again
+    together = (memory**6 + compute**6) ** (1 / 6)
+    scale = _SCALE * (_MANY_WARPS if warps == max(_WARPS) else 1.0) * ROUNDED
+    return np.asarray(scale * (together + _START_SECONDS))
 
 
 def _shared_memory_plan(
@@ -200,13 +270,24 @@ def _is_whole(problem: Convolution) -> bool:
     return True
 
 
-def _tiles(shape: Shape, taps: int) -> Iterator[WgradTile]:
+def _tile_sizes(shape: Shape) -> Iterator[tuple[int, int, int]]:
     _, p, q = shape.out
     for columns in sorted({-(-q // parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16)}):
         for rows in sorted({-(-p // parts) for parts in range(1, p + 1)}):
             for images in (1, 2, 3, 4, 6, 8) if rows == p and columns == q else (1,):
                 if 16 <= images * rows * columns <= 1024 or (images == 8 and rows == p) or p * q > 1024:
-                    yield WgradTile(shape, images, rows, columns, taps)
+                    yield images, rows, columns
+
+
+def _tiles(shape: Shape, sizes: list[tuple[int, int, int]], taps: int) -> _Tiles:
+    """The tiles with so many rows of taps: as `WgradTile` counts them, all at once."""
+    (_, stride_h, stride_w), (_, dilation_h, dilation_w) = shape.stride, shape.dilation
+    planes, p, q = shape.out
+    images, rows, columns = np.array(sizes, float).reshape(-1, 3).T
+    units = np.ceil(shape.problem.n * planes / images) * np.ceil(p / rows) * np.ceil(q / columns)
+    down = (rows - 1) * stride_h + (taps - 1) * dilation_h + 1
+    across = (columns - 1) * stride_w + (shape.taps[2] - 1) * dilation_w + 1
+    return _Tiles(sizes, units, np.ceil(images * rows * columns / 16), images * down * across)
 
 
 def offer_wgrad_registers(problem: Convolution, facts: GpuFacts, cheapest: Cheapest[Plan]) -> None:

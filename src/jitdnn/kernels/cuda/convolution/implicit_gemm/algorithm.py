@@ -13,7 +13,12 @@ import math
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, PlannedKernel
 from jitdnn.kernels.cuda.convolution.implicit_gemm.code import kernel_of, wgrad_kernel_of
-from jitdnn.kernels.cuda.convolution.implicit_gemm.cost import plan_of, wgrad_plan_of
+from jitdnn.kernels.cuda.convolution.implicit_gemm.cost import (
+    least_seconds,
+    least_wgrad_seconds,
+    plan_of,
+    wgrad_plan_of,
+)
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan
 from jitdnn.kernels.cuda.gemm.algorithm import MultiplyAddAlgorithm, TensorCoreAlgorithm
 from jitdnn.kernels.cuda.gemm.code import Nothing
@@ -40,6 +45,11 @@ class ImplicitGemm(TensorCoreAlgorithm[Convolution]):
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         return self.refuse_units(problem.x.dtype, problem.groups, device) or _refuse_extents(problem)
 
+    def least_of(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> float:
+        if _has_empty(problem) or self.refusal(problem, device, epilogue):
+            return 0.0
+        return least_seconds(problem, device, self._tiles, self.uses_workspace)
+
     def sizes(self, problem: Convolution, device: GpuDevice) -> Plan:
         """The plan that is expected to be fastest on this device."""
         return plan_of(problem, device, self._tiles, self.uses_workspace)
@@ -56,6 +66,10 @@ class ImplicitGemmInPlace(ImplicitGemm):
 
     name = "implicit_gemm_in_place"
     uses_workspace = False
+
+
+def _has_empty(problem: Convolution) -> bool:
+    return 0 in problem.x.shape or 0 in problem.w.shape or 0 in problem.y.shape
 
 
 def _refuse_extents(problem: Convolution) -> str | None:
@@ -91,6 +105,11 @@ class ImplicitGemmWgrad(TensorCoreAlgorithm[Convolution]):
         if columns >= 2**30:
             return f"{columns} elements of a filter channel are more than the {2**30} that fit the kernel's indices"
         return self.refuse_units(problem.x.dtype, problem.groups, device)
+
+    def least_of(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> float:
+        if _has_empty(problem) or self.refusal(problem, device, epilogue):
+            return 0.0
+        return least_wgrad_seconds(problem, device, self._tiles, self.uses_workspace)
 
     def sizes(self, problem: Convolution, device: GpuDevice) -> WgradPlan:
         """The plan that is expected to be fastest on this device."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -18,14 +19,16 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
 )
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import PIXEL_BYTES, Plan, WgradPlan, wgrad_gemm
 from jitdnn.kernels.cuda.cost import gemm_clock, narrow_store_seconds
+from jitdnn.kernels.cuda.gemm import cost as gemm_cost
 from jitdnn.kernels.cuda.gemm.cost import (
     best_blocking,
+    least_pack_seconds,
     misalignment,
     pack_seconds,
     seconds,
     small_group_penalty,
 )
-from jitdnn.kernels.cuda.gemm.plan import Pack, Tile, copy_bytes, index_type, three
+from jitdnn.kernels.cuda.gemm.plan import Pack, Tile, copy_bytes, index_type, padded, three
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
@@ -73,6 +76,42 @@ def plan_of(
             for packs_data in (False, True)
         ]
     return min((plan for plan in plans if plan), key=lambda plan: plan.seconds)
+
+
+def least_seconds(
+    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool
+) -> float:
+    """What the time of `plan_of`, of a problem without an empty tensor, does not come below."""
+    geometry, dtype = geometry_of(problem), problem.x.dtype
+    plain = _Packed.of(problem, device, geometry, False, False, False)
+    copies, is_mn_major = plain.copies(dtype), plain.is_mn_major(dtype)
+    moved = _bytes_of_memory(dtype, sum(tensor.nbytes for tensor in (problem.x, problem.w, problem.y)))
+    least = gemm_cost.least_seconds(geometry.gemms, tiles, dtype, device, moved)
+    access = _access_penalty(geometry, dtype, problem.groups, is_mn_major)
+    found = least * _copy_penalty(geometry, dtype, copies) * access
+    data = problem.x if problem.direction == "fwd" else problem.y
+    if not uses_workspace:
+        return found
+    penalties = [_copy_penalty(geometry, dtype, (copy, copy)) for copy in copies]
+    return _least_packed(found, least, penalties, (data, problem.w), device)
+
+
+def _least_packed(
+    plain: float,
+    least: float,
+    penalties: Sequence[float],
+    tensors: Sequence[TensorDescriptor],
+    device: GpuDevice,
+) -> float:
+    """The same where either operand, or both, may be packed, which leaves the penalty of the other one's copies."""
+    first, second = (least_pack_seconds(tensor, device) for tensor in tensors)
+    packed = first + penalties[1] * least, second + penalties[0] * least, first + second + least
+    return min(plain, *packed)
+
+
+def _bytes_of_memory(dtype: str, moved: int) -> int:
+    """Bytes as memory takes them, which are not for the choice of a tile."""
+    return int((_OF_HALVES if dtype in ("bf16", "f16") else 1.0) * moved)
 
 
 def _is_as_wide_as_can_be(plan: Plan | None, problem: Convolution) -> bool:
@@ -217,9 +256,8 @@ def _candidate(
     blocking = best_blocking(
         geometry.gemms, tiles, dtype, device, bytes_moved, max_splits, (geometry.max_taps + 1) * 32
     )
-    slowness = _OF_HALVES if dtype in ("bf16", "f16") else 1.0  # not for the choice of a tile
     time = packed.seconds + (
-        seconds(geometry.gemms, blocking, dtype, device, int(slowness * bytes_moved))
+        seconds(geometry.gemms, blocking, dtype, device, _bytes_of_memory(dtype, bytes_moved))
         * _copy_penalty(geometry, dtype, (copy_a, copy_b))
         * _access_penalty(geometry, dtype, problem.groups, is_mn_major)
         * (_K_MAJOR_FMA if tiles[0].is_fma and not is_mn_major else 1.0)
@@ -312,15 +350,8 @@ def _wgrad_candidate(
         True,
     )
     penalty = small_group_penalty(dtype, groups, in_channels)
-    # not for the choice of a tile
-    fewer, more = sorted((problem.c, problem.k))
-    is_large = max(problem.stride) > 1 or (fewer >= _FEW_CHANNELS and more > _FEW_CHANNELS)
-    is_block = _BLOCK_OF_CHANNELS / 2 < fewer <= _BLOCK_OF_CHANNELS
-    has_blocks = is_block and problem.c % _BLOCK_OF_CHANNELS == 0 and bytes_moved > device.facts.l2_bytes
-    of_halves = _WGRAD_OF_BLOCKS if has_blocks else _WGRAD_OF_LARGE if is_large else _WGRAD_OF_HALVES
-    slowness = 1.0 if dtype == "f32" else of_halves
     time += (
-        seconds([gemm], blocking, dtype, device, int(slowness * bytes_moved), True)
+        seconds([gemm], blocking, dtype, device, _wgrad_bytes_of_memory(problem, device, bytes_moved), True)
         * max(_WGRAD_COPY_PENALTY[copy_a], _WGRAD_COPY_PENALTY[copy_b])
         * penalty
     )
@@ -342,6 +373,38 @@ def _wgrad_candidate(
         index,
         time,
     )
+
+
+def _wgrad_bytes_of_memory(problem: Convolution, device: GpuDevice, moved: int) -> int:
+    """Bytes as memory takes them, which are not for the choice of a tile."""
+    if problem.x.dtype == "f32":
+        return moved
+    fewer, more = sorted((problem.c, problem.k))
+    is_large = max(problem.stride) > 1 or (fewer >= _FEW_CHANNELS and more > _FEW_CHANNELS)
+    is_block = _BLOCK_OF_CHANNELS / 2 < fewer <= _BLOCK_OF_CHANNELS
+    has_blocks = is_block and problem.c % _BLOCK_OF_CHANNELS == 0 and moved > device.facts.l2_bytes
+    slowness = _WGRAD_OF_BLOCKS if has_blocks else _WGRAD_OF_LARGE if is_large else _WGRAD_OF_HALVES
+    return int(slowness * moved)
+
+
+def least_wgrad_seconds(
+    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool
+) -> float:
+    """What the time of `wgrad_plan_of`, of a problem without an empty tensor, does not come below."""
+    dtype, groups, c = problem.x.dtype, problem.groups, problem.c // problem.groups
+    moved = sum(tensor.nbytes for tensor in (problem.x, problem.y, problem.w))
+    moved = _wgrad_bytes_of_memory(problem, device, moved)
+    least = gemm_cost.least_seconds((wgrad_gemm(problem, c, groups),), tiles, dtype, device, moved, True)
+    least *= small_group_penalty(dtype, groups, padded(c, dtype))
+    penalties = [
+        _WGRAD_COPY_PENALTY[copy_bytes(dtype, of.channel, alignments(of, channels, three(extents, 1)))]
+        for of, channels, extents in (
+            (strides_of(problem.x, groups), c, problem.spatial),
+            (strides_of(problem.y, groups), problem.k // groups, problem.output_spatial),
+        )
+    ]
+    plain = max(penalties) * least
+    return _least_packed(plain, least, penalties, (problem.x, problem.y), device) if uses_workspace else plain
 
 
 def _is_run(strides: tuple[int, ...], extents: tuple[int, ...], channel: int, channels: int) -> bool:

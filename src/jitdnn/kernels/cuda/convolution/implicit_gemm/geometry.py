@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from jitdnn.kernels.cuda.gemm.plan import GemmSize, Pack, three
 from jitdnn.problems.convolution import Convolution
@@ -152,7 +153,7 @@ class Geometry:
             outer=batch.outer,
         )
 
-    @property
+    @cached_property
     def phases(self) -> tuple[tuple[PhaseAxis, ...], ...]:
         """All stride phases, those with most taps first, so that the longest thread blocks do not run last."""
         every = itertools.product(*(axis.phases for axis in self.axes))
@@ -167,7 +168,7 @@ class Geometry:
         """True if the taps of all axes that may lie outside of the data fit into the bits of a mask."""
         return sum(axis.max_taps for axis in self.axes if axis.is_masked) <= MASK_BITS
 
-    @property
+    @cached_property
     def gemms(self) -> tuple[GemmSize, ...]:
         """The matrix product of each stride phase."""
         return tuple(
@@ -181,6 +182,7 @@ class Geometry:
         )
 
 
+@lru_cache(64)  # of the algorithms that look at one problem
 def geometry_of(problem: Convolution) -> Geometry:
     """The geometry of a convolution forward or backward to its data."""
     is_forward = problem.direction == "fwd"

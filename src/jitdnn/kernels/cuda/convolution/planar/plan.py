@@ -13,7 +13,8 @@ from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window, lower
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import resident_blocks
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import Cheapest, by_bound
-from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, MEMORY_LATENCY, ROUNDED, depthwise_clock
+from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, MEMORY_LATENCY, depthwise_clock
+from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
 from jitdnn.tensor.dtypes import DTYPES
@@ -73,7 +74,7 @@ class Plan:
 
     @property
     def shared(self) -> int:
-        return math.ceil(self.run / _COPY_BYTES) * _COPY_BYTES
+        return _whole_copies(self.run)
 
     @property
     def is_aligned(self) -> bool:
@@ -106,6 +107,11 @@ class Plan:
         """Thread blocks that a multiprocessor has at a time."""
         by_registers = resident_blocks(self.facts, self.registers, self.threads)
         return max(1, min(by_registers, self.facts.resident(self.shared)))
+
+
+def _whole_copies(run: int) -> int:
+    """Bytes of shared memory that a run of so many takes."""
+    return math.ceil(run / _COPY_BYTES) * _COPY_BYTES
 
 
 def refuse(problem: Convolution) -> str | None:
@@ -145,15 +151,20 @@ def cheapest(problem: Convolution, device: GpuDevice) -> Plan | None:
     """The plan of the least time, of equals the first; None if the planes of a group, or the filter, are too large."""
     shapes, found = list(_shapes(problem, device)), Cheapest[Plan]()
     for number in by_bound([_least_seconds(shape, device) for shape in shapes], found):
-        for plan in _of_shape(shapes[number], device):
-            order = plan.groups, plan.tile_out, plan.strip, plan.threads
-            found.offer(seconds(plan, device), order, partial(replace, plan))
+        shape = shapes[number]
+        work = _Work(shape, device)
+        for groups, threads in _divided(shape, device):
+            order = groups, shape.tile_out, shape.strip, threads
+            made = partial(replace, shape, groups=groups, threads=threads)
+            found.offer(work.seconds(groups, threads), order, made)
     return found.plan()
 
 
 def candidates(problem: Convolution, device: GpuDevice) -> Iterator[Plan]:
     """Every sensible plan; none if the planes of a group, or the filter, are too large."""
-    return itertools.chain.from_iterable(_of_shape(plan, device) for plan in _shapes(problem, device))
+    for shape in _shapes(problem, device):
+        for groups, threads in _divided(shape, device):
+            yield replace(shape, groups=groups, threads=threads)
 
 
 def _shapes(problem: Convolution, device: GpuDevice) -> Iterator[Plan]:
@@ -173,17 +184,19 @@ def _shapes(problem: Convolution, device: GpuDevice) -> Iterator[Plan]:
         yield plan
 
 
-def _of_shape(shape: Plan, device: GpuDevice) -> Iterator[Plan]:
-    """The plans with more groups or threads."""
-    problem, window, tile_out, strip = shape.problem, shape.window, shape.tile_out, shape.strip
+def _divided(shape: Plan, device: GpuDevice) -> Iterator[tuple[int, int]]:
+    """Groups and threads of thread blocks: of such a plan with one group."""
+    most, of_all, items = (
+        min(_MOST_STAGE, device.shared_bytes),
+        shape.window.n * shape.problem.groups,
+        shape.items,
+    )
     for groups in _GROUPS:
-        plan = Plan(problem, window, groups, tile_out, strip, min(_THREADS), device.facts)
-        if plan.shared > min(_MOST_STAGE, device.shared_bytes) or groups > window.n * problem.groups:
+        if _whole_copies(groups * shape.run) > most or groups > of_all:
             continue
-        items = plan.items
         for threads in _THREADS:
-            if threads == min(_THREADS) or 2 * items >= threads:
-                yield Plan(problem, window, groups, tile_out, strip, threads, device.facts)
+            if threads == min(_THREADS) or 2 * groups * items >= threads:
+                yield groups, threads
 
 
 # ---- cost, fitted to 177 plans of 41 layers on an H200
@@ -200,25 +213,42 @@ _LONE = 0.24  # of a transfer, where one thread block is alone on its multiproce
 
 def seconds(plan: Plan, device: GpuDevice) -> float:
     """Expected time."""
-    rounds = math.ceil(plan.items / plan.threads) * plan.threads / 32  # of warps
-    run, grid_blocks, resident = plan.run, plan.grid_blocks, plan.resident
-    copies = run / _COPY_BYTES / 32 * (1 if run % _COPY_BYTES == 0 else _COPY_BYTES / plan.element)
-    issued, accesses = _of_round(plan)
-    issued = rounds * issued + _COPY * copies
-    shared = rounds * accesses + 4 * copies
-    waves = math.ceil(grid_blocks / (device.multiprocessors * resident))
-    blocks = grid_blocks / device.multiprocessors
-    filled = math.ceil(blocks) / blocks if waves < 4 else 1 + 0.5 * resident / blocks
-    here = min(resident, math.ceil(blocks))
-    # of a scheduler, that compute while others wait for what they copy
-    warps = max(_LEAST_WARPS, here * plan.threads / 128)
-    gaps = _GAPS + _GAPS_OF_WARPS / warps
-    block_seconds = max(issued * _ISSUE * gaps, shared) / depthwise_clock(device.facts)
-    busy = block_seconds * blocks * filled
-    transfer = plan.window.bytes_moved / device.bandwidth * (1 + _LONE / here) * filled**0.5
-    overlapped = (busy**4 + transfer**4) ** 0.25 + _UNHIDDEN * min(busy, transfer)
-    alone = waves * (2 * MEMORY_LATENCY + block_seconds)
-    return float(LAUNCH_SECONDS + max(overlapped, alone))
+    return _Work(replace(plan, groups=1), device).seconds(plan.groups, plan.threads)
+
+
+class _Work:
+    """Seconds of a plan with one group by its groups and threads."""
+
+    def __init__(self, shape: Plan, device: GpuDevice) -> None:
+        self._shape, self._device, self._clock = shape, device, depthwise_clock(device.facts)
+        self._issued, self._accesses = _of_round(shape)
+        self._run, self._items, self._registers = shape.run, shape.items, shape.registers
+        self._groups, self._moved = shape.window.n * shape.problem.groups, shape.window.bytes_moved
+        self._resident: dict[int, int] = {}  # by threads, as registers allow
+
+    def seconds(self, groups: int, threads: int) -> float:
+        device, run = self._device, groups * self._run
+        if threads not in self._resident:
+            self._resident[threads] = resident_blocks(self._shape.facts, self._registers, threads)
+        resident = max(1, min(self._resident[threads], self._shape.facts.resident(_whole_copies(run))))
+        rounds = math.ceil(groups * self._items / threads) * threads / 32  # of warps
+        grid_blocks = math.ceil(self._groups / groups)
+        copies = run / _COPY_BYTES / 32 * (1 if run % _COPY_BYTES == 0 else _COPY_BYTES / self._shape.element)
+        issued = rounds * self._issued + _COPY * copies
+        shared = rounds * self._accesses + 4 * copies
+        waves = math.ceil(grid_blocks / (device.multiprocessors * resident))
+        blocks = grid_blocks / device.multiprocessors
+        filled = math.ceil(blocks) / blocks if waves < 4 else 1 + 0.5 * resident / blocks
+        here = min(resident, math.ceil(blocks))
+        # of a scheduler, that compute while others wait for what they copy
+        warps = max(_LEAST_WARPS, here * threads / 128)
+        gaps = _GAPS + _GAPS_OF_WARPS / warps
+        block_seconds = max(issued * _ISSUE * gaps, shared) / self._clock
+        busy = block_seconds * blocks * filled
+        transfer = self._moved / device.bandwidth * (1 + _LONE / here) * filled**0.5
+        overlapped = (busy**4 + transfer**4) ** 0.25 + _UNHIDDEN * min(busy, transfer)
+        alone = waves * (2 * MEMORY_LATENCY + block_seconds)
+        return float(LAUNCH_SECONDS + max(overlapped, alone))
 
 
 def _of_round(plan: Plan) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.tensor_map import ALIGNMENT
 from jitdnn.kernels.algorithm import (
     Epilogue,
     Kernel,
@@ -30,6 +31,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.edges import may_save
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.exchanged import exchanged, filled
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.finish import finish_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.least import FEW_CHANNELS, least_seconds
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.paired import may_be_paired
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, transposed
@@ -41,7 +43,7 @@ from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, SPLIT, SWAPPED
 from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem, byte_dtypes
-from jitdnn.tensor import FLOAT8_DTYPES
+from jitdnn.tensor import DTYPES, FLOAT8_DTYPES
 
 MAX_EXTENT = 2**30
 TF32_CUT = 2.0**-10
@@ -100,6 +102,10 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1
     is_scaled: ClassVar[bool] = False
+    is_divided: ClassVar[bool] = False
+    divides_rows: ClassVar[bool] = False
+    is_blockwise: ClassVar[bool] = False
+    """See `plan_of`."""
 
     def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS, *WHOLE)) -> None:
         self._tiles = tiles
@@ -120,6 +126,36 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
             )
         found = self.sizes(problem, device)
         return found if isinstance(found, str) else None
+
+    def least_of(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> float:
+        """That of packing, where operands must be, and of bytes."""
+        if not self._has_bound(problem, device):
+            return 0.0
+        may_change_places = self.parts == 1 and not self.is_scaled and transposed(problem) is not None
+        return least_seconds(
+            problem, device, self._tiles, self.uses_workspace, self.parts, self.is_scaled, self.is_divided,
+            self.divides_rows, self.is_blockwise, may_change_places,
+        )  # fmt: skip
+
+    def _has_bound(self, problem: Convolution, device: GpuDevice) -> bool:
+        """Whether a bound is worth its time, and nothing that is quickly found speaks against a plan."""
+        x, w, y = problem.x, problem.w, problem.y
+        is_halves = self.is_scaled or self.parts > 1
+        dtypes = ("f32",) if is_halves else WGMMA_FUNCTIONS
+        return (
+            all(tensor.dtype in dtypes and tensor.size for tensor in (x, w, y))
+            and (is_halves or self._says_more(problem))
+            and not refuse_warpgroups(problem, device)
+            and not unplannable(problem, is_halves)
+        )
+
+    def _says_more(self, problem: Convolution) -> bool:
+        """Whether more than the bytes of the tensors is known, of numbers as they are: operands must be packed."""
+        is_forward = problem.direction == "fwd"
+        data = problem.x if is_forward else problem.y
+        channels = problem.w.shape[1] if is_forward else problem.k // problem.groups
+        # a multiple of whole pieces lies ready for the copy engine
+        return data.strides[1] != 1 or channels * DTYPES[data.dtype] % ALIGNMENT != 0
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         """The plan that is expected to be fastest on this device, or why there is none."""
@@ -222,6 +258,9 @@ class WarpgroupGemmInLines(WarpgroupGemm):
             return "products of 8-bit reals are moved to f32 behind each 128, and several taps have more"
         return super().refusal(problem, device, epilogue)
 
+    def _has_bound(self, problem: Convolution, device: GpuDevice) -> bool:
+        return not refuse_lines(problem) and super()._has_bound(problem, device)
+
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         if reason := refuse_lines(problem):
             return reason
@@ -245,6 +284,9 @@ class WarpgroupGemmSwapped(WarpgroupGemm):
     def __init__(self, tiles: tuple[Tile, ...] = SWAPPED) -> None:
         super().__init__(tiles)
 
+    def _has_bound(self, problem: Convolution, device: GpuDevice) -> bool:
+        return problem.x.dtype == "f32" and super()._has_bound(problem, device)
+
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         dtype = problem.inputs[0].descriptor.dtype
         if dtype != "f32":
@@ -256,6 +298,9 @@ class WarpgroupGemmSwappedInLines(WarpgroupGemmSwapped):
     """The same with the taps of a line of the filter sharing what is copied of the data."""
 
     name = "implicit_gemm_wgmma_swapped_in_lines"
+
+    def _has_bound(self, problem: Convolution, device: GpuDevice) -> bool:
+        return not refuse_lines(problem) and super()._has_bound(problem, device)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         if reason := refuse_lines(problem):
@@ -272,10 +317,22 @@ class WarpgroupWgrad(WarpgroupGemm):
     def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS, *SPLIT)) -> None:
         super().__init__(tiles)
 
+    def least_of(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> float:
+        least = super().least_of(problem, device, epilogue)
+        other = self._exchanged(problem) if least else None
+        if other is None:
+            return least
+        return min(least, least_seconds(other, device, self._tiles))
+
+    def _says_more(self, problem: Convolution) -> bool:
+        # f32 has no plan
+        few = min(problem.w.shape[1], problem.k // problem.groups) <= FEW_CHANNELS
+        return few or problem.x.dtype == "f32"
+
     def _others(self, problem: Convolution, device: GpuDevice, limit: float) -> Iterator[Plan | str]:
         other = self._exchanged(problem)
         if other and not unplannable(other):
-            plan = plan_of(other, device, self._tiles, True)
+            plan = plan_of(other, device, self._tiles, True, limit=limit)
             # what packs takes the operands by their place among the arguments
             if isinstance(plan, Plan) and not any(plan.packs):
                 yield of_pixels(plan)
@@ -382,10 +439,11 @@ class WarpgroupGemmDivided(_Halves):
 
     name = "implicit_gemm_3xf16_divided"
     rounded = ("implicit_gemm_wgmma",)
+    divides_rows = True
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         fusion = Fusion(finish=finish_of(epilogue, problem.output.dtype)) if epilogue else NOTHING
-        return plan_of(problem, device, self._tiles, True, 2, None, fusion, divides_rows=True)
+        return plan_of(problem, device, self._tiles, True, 2, None, fusion, divides_rows=self.divides_rows)
 
 
 class WarpgroupWgradHalves(_Halves, WarpgroupWgrad):
@@ -410,9 +468,10 @@ class WarpgroupWgradDivided(Divided, _Halves, WarpgroupWgrad):
 
     name = "implicit_gemm_3xf16_divided"
     rounded = ("implicit_gemm_scaled_f16_divided",)
+    is_divided = True
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
-        return plan_of(problem, device, self._tiles, True, 2, is_divided=True)
+        return plan_of(problem, device, self._tiles, True, 2, is_divided=self.is_divided)
 
 
 class WarpgroupWgradDividedInLines(Divided, _Halves, WarpgroupWgradInLines):
@@ -420,9 +479,10 @@ class WarpgroupWgradDividedInLines(Divided, _Halves, WarpgroupWgradInLines):
 
     name = "implicit_gemm_3xf16_divided_in_lines"
     rounded = ("implicit_gemm_scaled_f16_divided_in_lines",)
+    is_divided = True
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
-        return plan_of(problem, device, self._tiles, True, 2, is_divided=True, is_in_lines=True)
+        return plan_of(problem, device, self._tiles, True, 2, is_divided=self.is_divided, is_in_lines=True)
 
 
 class WarpgroupWgradDividedRows(Divided, _Halves, WarpgroupWgrad):
@@ -430,9 +490,13 @@ class WarpgroupWgradDividedRows(Divided, _Halves, WarpgroupWgrad):
 
     name = "implicit_gemm_3xf16_divided_mixed"
     rounded = ("implicit_gemm_scaled_f16_divided",)
+    is_divided = True
+    divides_rows = True
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
-        return plan_of(problem, device, self._tiles, True, 2, is_divided=True, divides_rows=True)
+        return plan_of(
+            problem, device, self._tiles, True, 2, is_divided=self.is_divided, divides_rows=self.divides_rows
+        )
 
 
 class WarpgroupWgradBlockwise(_Halves, WarpgroupWgrad):
@@ -443,9 +507,10 @@ class WarpgroupWgradBlockwise(_Halves, WarpgroupWgrad):
 
     name = "implicit_gemm_3xf16_blockwise"
     rounded = ("implicit_gemm_scaled_f16_blockwise",)
+    is_blockwise = True
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
-        return plan_of(problem, device, self._tiles, True, 2, is_blockwise=True)
+        return plan_of(problem, device, self._tiles, True, 2, is_blockwise=self.is_blockwise)
 
 
 class WarpgroupWgradRows(_Halves, WarpgroupWgrad):
@@ -453,6 +518,7 @@ class WarpgroupWgradRows(_Halves, WarpgroupWgrad):
 
     name = "implicit_gemm_3xf16_divided_dy"
     rounded = ("implicit_gemm_scaled_f16",)
+    divides_rows = True
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
-        return plan_of(problem, device, self._tiles, True, 2, divides_rows=True)
+        return plan_of(problem, device, self._tiles, True, 2, divides_rows=self.divides_rows)

@@ -80,7 +80,7 @@ def plan_of(
     of a filter's gradient with one tap, of which blocks of 64 pixels by 64 channels are packed as halves, each
     scaled by itself. `skips_padding`: along so many axes results whose windows reach outside of the data are phases
     of their own, of the taps that read data; see edges.py. `is_paired`: two stride phases are halves of the columns;
-    see paired.py. `limit`: seconds, more than which no plan is worth, forward and to the data.
+    see paired.py. `limit`: seconds, more than which nobody wants; not of filter gradients in lines.
     """
     is_scaled = (is_scaled or parts > 1) and not is_divided
     request = ProductRequest(
@@ -89,8 +89,8 @@ def plan_of(
     )  # fmt: skip
     try:
         if problem.direction == "bwd_filter":
-            return (plan_in_lines if is_in_lines else wgrad_plan)(request)
-        return (_correlation_in_lines if is_in_lines else correlation_plan)(request)
+            return plan_in_lines(request) if is_in_lines else wgrad_plan(request, limit=limit)
+        return _correlation_in_lines(request) if is_in_lines else correlation_plan(request)
     except Refused as reason:
         return str(reason)
 

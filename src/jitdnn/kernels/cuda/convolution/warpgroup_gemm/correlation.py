@@ -37,7 +37,6 @@ from jitdnn.kernels.cuda.warpgroup.best import best_blocking
 from jitdnn.kernels.cuda.warpgroup.cost import MUCH_PADDING, begins_early
 from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Products
 from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, SHARED_PRODUCTS, STAGE_ROW, WHOLE, Tile
-from jitdnn.tensor import TensorDescriptor
 
 _NEVER = 2**30  # behind all tiles
 _MOST_FINISHED = 160  # sums of a thread, beside which there are registers for an epilogue
@@ -70,14 +69,14 @@ def correlation_plan(request: ProductRequest, row_of_lines: int = 0) -> Plan:
     sources = sources.in_rows(loops.lines.pixels)
     result = _Result(request, geometry, loops)
     products = _products(request, geometry, sources, loops, result)
-    blocking, seconds = _blocking(request, geometry, sources, loops, products)
-    maps_of_data, is_a_whole = _data_maps(request, sources, loops, blocking)
-    maps_of_filter, is_b_whole = _filter_maps(request, geometry, sources, loops, blocking)
     is_vector = result.is_vector
-    if blocking.tile.swaps and not (is_vector and request.result.dtype == "f32"):
+    if all(tile.swaps for tile in request.tiles) and not (is_vector and request.result.dtype == "f32"):
         raise Refused(
             "results of operands that change places leave by 16 bytes of channels of f32, which lie otherwise"
         )
+    blocking, seconds = _blocking(request, geometry, sources, loops, products)
+    maps_of_data, is_a_whole = _data_maps(request, sources, loops, blocking)
+    maps_of_filter, is_b_whole = _filter_maps(request, geometry, sources, loops, blocking)
     is_along, by_pixels = result.strides.channel == 1, request.pixels_are_columns
     if is_along and not is_vector and blocking.is_whole:
         seconds += narrow_store_seconds(
@@ -174,7 +173,7 @@ def _products(
 ) -> Products:
     """Raises Refused where pixels cannot be the columns that they are asked to be."""
     phases, across, size, by_pixels = loops.phases, sources.across, request.size, request.pixels_are_columns
-    has_one_phase, data = len(phases) == 1, _data(request).nbytes
+    has_one_phase, data = len(phases) == 1, request.data.nbytes
     if by_pixels:
         is_usual = request.groups == 1 and has_one_phase and request.parts == 1 and not request.tiles[0].swaps
         is_usual = is_usual and result.strides.channel == 1 and size == request.result_bytes > 1
@@ -249,7 +248,7 @@ def _tiles(request: ProductRequest, sources: Sources, loops: Loops, columns: int
 
 def _bytes_moved(request: ProductRequest, geometry: Geometry, loops: Loops) -> int:
     """From and to memory. What all tiles read for a tap may be gone from L2 when they read it for the next."""
-    device, data = request.device, _data(request).nbytes
+    device, data = request.device, request.data.nbytes
     of_tap = device.multiprocessors * _ROWS_OF_TILE * geometry.in_channels * request.size
     is_again = (
         not (request.batch or loops.lines != NO_LINES)
@@ -259,7 +258,11 @@ def _bytes_moved(request: ProductRequest, geometry: Geometry, loops: Loops) -> i
 
 
 def _blocking(
-    request: ProductRequest, geometry: Geometry, sources: Sources, loops: Loops, products: Products
+    request: ProductRequest,
+    geometry: Geometry,
+    sources: Sources,
+    loops: Loops,
+    products: Products,
 ) -> tuple[Blocking, float]:
     """The fastest one and its time."""
     fusion, size, is_in_lines = request.fusion, request.size, loops.lines != NO_LINES
@@ -306,9 +309,8 @@ def _blocking(
         limit=request.limit,
     )
     if not found:
-        if request.limit < math.inf:
-            raise Refused("no tile is expected to take as little time as others do")
-        raise Refused("no tile fits into the shared memory of the device")
+        in_time = " in so little time" if request.limit < math.inf else ""
+        raise Refused(f"no tile fits into the shared memory of the device{in_time}")
     blocking, seconds = found
     if by_pixels:
         padded = _PADDED if products.padding > MUCH_PADDING else 1.0
@@ -414,10 +416,6 @@ def _shared_numbers(sources: Sources, blocking: Blocking) -> tuple[int, ...]:
     """Where thread blocks have equal parts of the K of all tiles."""
     tile, sharers = blocking.tile, blocking.sharers
     return (blocking.in_step, sharers, sources.at + 4 * sharers * tile.m * tile.n) if sharers else ()
-
-
-def _data(request: ProductRequest) -> TensorDescriptor:
-    return request.problem.x if request.problem.direction == "fwd" else request.problem.y
 
 
 def _absent(loops: Loops) -> int:

@@ -60,9 +60,7 @@ class Sources:
         """Raises Refused."""
         problem, batch, divides_rows = request.problem, request.batch, request.divides_rows
         is_forward = problem.direction == "fwd"
-        data = batched(
-            Operand.of(problem.x if is_forward else problem.y, 0), batch, batch.data if batch else 0
-        )
+        data = batched(Operand.of(request.data, 0), batch, batch.data if batch else 0)
         weights, along_columns = filter_of(problem, batch)
         swaps, size = request.tiles[0].swaps, request.size
         is_mn_major = not request.is_scaled and size == (4 if swaps else 2)

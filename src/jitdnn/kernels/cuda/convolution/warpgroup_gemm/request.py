@@ -44,6 +44,11 @@ class ProductRequest:
         return element_bytes(self.problem, self.is_scaled or self.is_divided)
 
     @property
+    def data(self) -> TensorDescriptor:
+        """What is multiplied by the filter, forward and of the data."""
+        return self.problem.x if self.problem.direction == "fwd" else self.problem.y
+
+    @property
     def result(self) -> TensorDescriptor:
         """What is written."""
         problem = self.problem

@@ -65,10 +65,19 @@ class WarpgroupWgradScaledDivided(Divided, _ScaledByStages, WarpgroupWgrad):
     """
 
     name = "implicit_gemm_scaled_f16_divided"
+    is_divided = True
+    divides_rows = True
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(
-            problem, device, self._tiles, True, 2, is_divided=True, divides_rows=True, is_rough=True
+            problem,
+            device,
+            self._tiles,
+            True,
+            2,
+            is_divided=self.is_divided,
+            divides_rows=self.divides_rows,
+            is_rough=True,
         )
 
 
@@ -76,10 +85,11 @@ class WarpgroupWgradScaledDividedInLines(Divided, _ScaledByStages, WarpgroupWgra
     """wgrad of f32, as exact as tf32 that is rounded, in lines whose numbers are rounded in shared memory."""
 
     name = "implicit_gemm_scaled_f16_divided_in_lines"
+    is_divided = True
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(
-            problem, device, self._tiles, True, 2, is_divided=True, is_in_lines=True, is_rough=True
+            problem, device, self._tiles, True, 2, is_divided=self.is_divided, is_in_lines=True, is_rough=True
         )
 
 
@@ -90,6 +100,7 @@ class WarpgroupWgradScaledBlockwise(_ScaledByStages, WarpgroupWgrad):
     """
 
     name = "implicit_gemm_scaled_f16_blockwise"
+    is_blockwise = True
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
-        return plan_of(problem, device, self._tiles, True, is_scaled=True, is_blockwise=True)
+        return plan_of(problem, device, self._tiles, True, is_scaled=True, is_blockwise=self.is_blockwise)

@@ -7,6 +7,7 @@ are multiplied, a matrix product for each point, and the products become results
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from jitdnn.kernels.gpu.convolution.winograd.plan import Place, Plan, plan_of, r
 from jitdnn.kernels.gpu.gemm.code import build
 from jitdnn.kernels.gpu.gemm.cost import choose
 from jitdnn.kernels.gpu.gemm.lowering import lower_matmul
-from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
+from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS, ROUNDED
 from jitdnn.kernels.gpu.prelude.types import refuse_doubles
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
@@ -78,15 +79,27 @@ class WinogradAlgorithm(KernelAlgorithm[Convolution, GpuDevice]):
         found = self.product(plan, device)
         return found if isinstance(found, str) else None
 
+    def least_of(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> float:
+        """That of the transforms, which are three launches at least, and of products at the full rate."""
+        if problem.direction not in self.directions or refuse_shape(problem):
+            return 0.0
+        plan = plan_of(problem, self.max_m)
+        return ROUNDED * (
+            sum(_moving_seconds(plan, device)) + 3 * LAUNCH_SECONDS + self.least_product(plan, device)
+        )
+
+    def least_product(self, plan: Plan, device: GpuDevice) -> float:
+        """What the seconds of the products do not come below."""
+        return 0.0
+
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         plan = plan_of(problem, self.max_m)
         product = self.product(plan, device)
         assert isinstance(product, Product), product
         launches = sum(map(len, launches_of(plan, product.places.is_scaled)))
         seconds = product.seconds + launches * LAUNCH_SECONDS
-        staged = [_STAGED_SHARE if plan.is_staged(plan.tensors[n]) else 1.0 for n in (0, 2)]
-        seconds += plan.transformed / (_TRANSFORM_SHARE * staged[0] * device.bandwidth)
-        seconds += plan.finished / (_FINISH_SHARE * staged[1] * device.bandwidth)
+        for moving in _moving_seconds(plan, device):
+            seconds += moving
 
         def make() -> Kernel:
             before, behind = kernels(plan, product.places, device, epilogue, product.workspace)
@@ -113,6 +126,15 @@ class WinogradAlgorithm(KernelAlgorithm[Convolution, GpuDevice]):
         return None
 
 
+def _moving_seconds(plan: Plan, device: GpuDevice) -> tuple[float, float]:
+    """Expected times of moving what transforms of operands read and write, and what makes results of products."""
+    staged = [_STAGED_SHARE if plan.is_staged(plan.tensors[n]) else 1.0 for n in (0, 2)]
+    return (
+        plan.transformed / (_TRANSFORM_SHARE * staged[0] * device.bandwidth),
+        plan.finished / (_FINISH_SHARE * staged[1] * device.bandwidth),
+    )
+
+
 class OnCudaCores(WinogradAlgorithm):
     """Products in the arithmetic of the type, by the tiled contraction of gpu/gemm.
 
@@ -120,6 +142,10 @@ class OnCudaCores(WinogradAlgorithm):
     """
 
     is_across: ClassVar[bool] = False
+
+    def least_product(self, plan: Plan, device: GpuDevice) -> float:
+        peak = device.peak_flops(plan.real)
+        return 2 * plan.points * plan.groups * math.prod(plan.product) / peak if peak else 0.0
 
     def multiply(self, problem: MatMul, device: GpuDevice) -> PlannedKernel:
         """How the products of all points are computed."""
