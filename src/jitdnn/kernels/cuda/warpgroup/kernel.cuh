@@ -299,7 +299,7 @@ constexpr int SHARERS = HAS_SUMS ? 4 : 16, SHARER_THREADS = 512 / SHARERS;  // s
 // A thread has the sums that a thread of a consumer had of 16 columns, 2 x 4 of them, of all splits or, where these are
 // many, of a run of them: `sharing` warps have the same sums, and the first of them adds theirs, in order. Where
 // results may be stored as vectors, four lanes exchange theirs of half precision, and each stores 8 columns of a row.
-KERNEL2(REDUCERS, 1024 / REDUCERS)
+KERNEL2(REDUCERS, REDUCERS == 512 ? 2 : 4)
 void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
                      RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
     constexpr int eights = BM * BN / 8;  // of a tile

@@ -45,7 +45,7 @@ _EXCHANGE_CYCLES, _EXCHANGED_BYTES = 800.0, 22.0
 """Of a cluster beside its sums, of which a thread block writes and reads so many bytes in a cycle."""
 _INSIDE = 1.06  # factor on a stage of tiles that end inside of a block of 64 columns, where K is split
 _NARROW = 1.03  # the same of whole tiles of 128 x 64 where x comes as rows
-_LARGE, _LARGE_TILE = 1.12, 128 * 192  # the same of tiles of as many results where x comes as rows
+_LARGE, _LARGE_TILE = 1.12, 128 * 192  # the same of tiles of more results where x comes as rows
 _WAITED_CYCLES, _ADDED_BYTES = 2330.0, 30.0
 """Until the sums that another thread block has left begin to come, and bytes of them in a cycle."""
 _WHOLE_BESIDE_PARTS = 27800.0
@@ -137,7 +137,7 @@ def _stage_cycles(products: Products, blocking: Blocking, device: GpuDevice, cop
     differing = asked * products.read_share(tile, blocking.in_step if blocking.sharers else 0)
     arriving = _arriving_bytes(products, blocking, device, copies.has_windows)
     stage = max(multiplied / _EFFICIENCY, shared, copied, asked / arriving, differing / _READ_BYTES)
-    if not copies.has_windows and tile.m * tile.n >= _LARGE_TILE:
+    if not copies.has_windows and tile.m * tile.n > _LARGE_TILE:
         stage *= _LARGE
     if (
         not copies.has_windows
