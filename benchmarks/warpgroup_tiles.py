@@ -26,15 +26,17 @@ from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm, ImplicitGemmWgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
-    WarpgroupGemmDivided,
-    WarpgroupGemmHalves,
     WarpgroupGemmInLines,
     WarpgroupWgrad,
+    WarpgroupWgradInLines,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import (
+    WarpgroupGemmDivided,
+    WarpgroupGemmHalves,
     WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
     WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
-    WarpgroupWgradInLines,
     WarpgroupWgradRows,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (

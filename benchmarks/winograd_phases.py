@@ -18,7 +18,7 @@ import torch
 from warpgroup_tiles import DIRECTIONS, Layer, seconds
 
 from jitdnn.devices import cuda
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import (
     WarpgroupGemmHalves,
     WarpgroupWgradDivided,
     WarpgroupWgradHalves,

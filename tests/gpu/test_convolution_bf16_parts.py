@@ -11,14 +11,14 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run, run_algorithm
 from jitdnn.devices.cuda import offline
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
-    WarpgroupGemm,
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import (
     WarpgroupGemmHalves,
     WarpgroupGemmThirds,
     WarpgroupWgradHalves,
     WarpgroupWgradThirds,
 )
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile
 from jitdnn.kernels.cuda.warpgroup_matmul import WarpgroupMatmulThirds
 from jitdnn.planner.choose import get

@@ -22,20 +22,22 @@ from jitdnn.devices.cuda import offline
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import wgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
-    WarpgroupGemmDivided,
-    WarpgroupGemmHalves,
     WarpgroupGemmInLines,
     WarpgroupGemmInPlace,
     WarpgroupWgrad,
+    WarpgroupWgradInLines,
+    WarpgroupWgradInPlace,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, reduction_sharing, source_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import (
+    WarpgroupGemmDivided,
+    WarpgroupGemmHalves,
     WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
     WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
-    WarpgroupWgradInLines,
-    WarpgroupWgradInPlace,
     WarpgroupWgradRows,
 )
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, reduction_sharing, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
     WarpgroupGemmScaled,
@@ -463,7 +465,7 @@ def test_refusals(cuda_device: Any) -> None:
     )
     assert "takes workspace" in reason("conv_fwd n1 c8 h5 w5 k8 r3 s3 bf16", WarpgroupGemmInPlace)
     assert "stride phases" in reason("conv_bwd_data n1 c8 h40 w40 k8 r4 s4 stride4 bf16 nhwc")
-    assert "farther" in reason("conv_fwd n1 c8 w900 k8 s300 bf16 nhwc")
+    assert "farther" in reason("conv_fwd n1 c8 h2 w900 k8 r1 s300 bf16 nhwc")
     other = replace(cuda_device, arch="sm_100")
     assert "sm_90a" in str(WarpgroupGemm().refuse(convolution("conv_fwd n1 c8 h5 w5 k8 r1 s1 bf16"), other))
 

@@ -18,10 +18,10 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose, wgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupWgrad,
-    WarpgroupWgradDividedInLines,
     WarpgroupWgradInLines,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import WarpgroupWgradDividedInLines
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
     WarpgroupWgradScaledDividedInLines,

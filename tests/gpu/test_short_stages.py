@@ -9,7 +9,8 @@ import pytest
 from cases import make_case
 from convolution_cases import convolution
 from harness import run_algorithm
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupGemmHalves
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import WarpgroupGemmHalves
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.tile import Tile
 from warpgroup_cases import aligned, on_hopper  # noqa: F401

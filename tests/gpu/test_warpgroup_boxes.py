@@ -11,9 +11,8 @@ from cases import make_case
 from convolution_cases import convolution
 from harness import run_algorithm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import wgrad
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
-    WarpgroupGemm,
-    WarpgroupWgrad,
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupWgrad
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import (
     WarpgroupWgradDivided,
     WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,

@@ -12,13 +12,9 @@ from cases import make_case
 from convolution_cases import convolution
 from harness import run, run_algorithm
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
-    WarpgroupGemm,
-    WarpgroupGemmHalves,
-    WarpgroupGemmInPlace,
-    WarpgroupGemmThirds,
-)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupGemmInPlace
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import plain_kernel, source_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import WarpgroupGemmHalves, WarpgroupGemmThirds
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
     WarpgroupGemmScaled,

@@ -13,15 +13,14 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run_algorithm
 from jitdnn.devices import cuda
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
-    WarpgroupGemm,
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupWgrad
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, source_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import (
     WarpgroupGemmHalves,
-    WarpgroupWgrad,
     WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
     WarpgroupWgradHalves,
 )
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
     WarpgroupGemmScaled,

@@ -13,9 +13,7 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run_algorithm
 from jitdnn.devices.cuda import offline
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
-    WarpgroupGemm,
-)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
     WarpgroupGemmScaled,
@@ -69,7 +67,7 @@ def test_filter_gradients_do_not() -> None:
         assert isinstance(plan, Plan)
         return plan.blocking
 
-    layer = "n64 c64 h112 w112 k128 r3 s3 pad1 f32 nhwc"
+    layer = "n64 c256 h28 w28 k256 r3 s3 pad1 f32 nhwc"
     assert blocking(f"conv_fwd {layer}").leaves_at_once
     assert blocking(f"conv_fwd {layer}", "bias").leaves_at_once
     assert not blocking("conv_bwd_filter n2 c960 h64 w64 k320 r3 s3 pad1 f32 nhwc").leaves_at_once

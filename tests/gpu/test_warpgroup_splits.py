@@ -9,11 +9,8 @@ import pytest
 from cases import make_case
 from convolution_cases import convolution
 from harness import run_algorithm
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
-    WarpgroupWgrad,
-    WarpgroupWgradHalves,
-    WarpgroupWgradInLines,
-)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupWgrad, WarpgroupWgradInLines
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import WarpgroupWgradHalves
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
     WarpgroupWgradScaled,

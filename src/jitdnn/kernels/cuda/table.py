@@ -36,25 +36,27 @@ from jitdnn.kernels.cuda.convolution.patches.algorithm import WarpgroupPatches
 from jitdnn.kernels.cuda.convolution.planar.algorithm import Planar
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
-    WarpgroupGemmDivided,
-    WarpgroupGemmHalves,
     WarpgroupGemmInLines,
     WarpgroupGemmInPlace,
     WarpgroupGemmSwapped,
     WarpgroupGemmSwappedInLines,
-    WarpgroupGemmThirds,
     WarpgroupWgrad,
+    WarpgroupWgradInLines,
+    WarpgroupWgradInPlace,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import (
+    WarpgroupGemmDivided,
+    WarpgroupGemmHalves,
+    WarpgroupGemmThirds,
     WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
     WarpgroupWgradDividedInLines,
     WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
-    WarpgroupWgradInLines,
-    WarpgroupWgradInPlace,
     WarpgroupWgradRows,
     WarpgroupWgradThirds,
 )
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
     WarpgroupGemmScaled,
     WarpgroupWgradScaled,

@@ -12,7 +12,6 @@ from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel, storing_roundoff
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import refuse_sums
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
-    HALVES_ERROR,
     refuse_halves,
     refuse_warpgroups,
     warpgroup_bound,
@@ -21,6 +20,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unpla
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import kernel_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.finish import finish_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import HALVES_ERROR
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic
 from jitdnn.kernels.cuda.gemm.code import Reordered

@@ -17,11 +17,8 @@ from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
 from jitdnn.kernels.cuda.convolution.half_precision.copied import room_of
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
-    WarpgroupGemm,
-    WarpgroupGemmDivided,
-    WarpgroupWgradRows,
-)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import WarpgroupGemmDivided, WarpgroupWgradRows
 from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.problems.convolution import Convolution

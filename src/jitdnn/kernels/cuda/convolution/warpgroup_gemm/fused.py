@@ -15,11 +15,7 @@ from jitdnn.kernels.algorithm import (
     KernelAlgorithm,
     PlannedKernel,
 )
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
-    MAX_EXTENT,
-    TF32_CUT,
-    refuse_warpgroups,
-)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import MAX_EXTENT, TF32_CUT, refuse_warpgroups
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import plain_kernel
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import Fusion

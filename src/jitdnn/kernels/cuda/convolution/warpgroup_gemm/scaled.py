@@ -5,13 +5,13 @@ from __future__ import annotations
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, summation_bound
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
-    Divided,
     WarpgroupGemm,
     WarpgroupWgrad,
     WarpgroupWgradInLines,
     refuse_halves,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import Divided
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.kernels.cuda.warpgroup.tile import SCALED, Tile
