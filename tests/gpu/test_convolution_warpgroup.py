@@ -12,14 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cases
-import harness
-from cases import CANARY, Workspace, make_case
+from cases import make_case
 from convolution_cases import convolution, fused
 from examples import examples
 from harness import run, run_algorithm
 from jitdnn.devices import cuda
 from jitdnn.devices.cuda import offline
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm import wgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmInLines,
@@ -218,35 +216,6 @@ def test_warps_share_many_splits(splits: int, sharing: int, cuda_device: Any) ->
         assert isinstance(plan, Plan)
         assert reduction_sharing(plan.blocking.splits) == sharing
         run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
-
-
-class Behind(Workspace):
-    """One that begins so many bytes behind a multiple of 64, of the host."""
-
-    begin = 0
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size + 128)
-        self.start += self.begin
-        self.end = self.start + size
-        self.memory[: self.start] = self.memory[self.end :] = CANARY
-
-
-@pytest.mark.parametrize("splits", [2, 10, 40])
-def test_partial_sums_are_discarded(splits: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where operands push them out of L2, and they are whole lines: none is read behind that."""
-    monkeypatch.setattr(harness, "Workspace", Behind)
-    problem = convolution("conv_bwd_filter n10 c24 h16 w16 k40 r1 s1 bf16 nhwc")
-    monkeypatch.setattr(wgrad, "_SWEPT", 0.0)
-    with split_into(splits):
-        plan = algorithms_of(problem)[0].sizes(problem, cuda_device)
-        assert isinstance(plan, Plan)
-        assert plan.tables.numbers[-1] == 1
-        for begin in range(
-            0, 128, 16
-        ):  # with one of them lines are whole, wherever the device's memory begins
-            monkeypatch.setattr(Behind, "begin", begin)
-            run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])

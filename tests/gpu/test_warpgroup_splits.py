@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from cases import make_case
+import harness
+from cases import CANARY, Workspace, make_case
 from convolution_cases import convolution
 from harness import run_algorithm
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm import wgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupWgrad, WarpgroupWgradInLines
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import WarpgroupWgradHalves
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
@@ -17,7 +19,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
 )
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
-from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401
+from warpgroup_cases import aligned, blocked_by, on_hopper, split_into  # noqa: F401
 
 #: words: the family, the tile, splits, the multiple of STAGE_ROW; stages are no multiple of the splits
 CASES = {
@@ -77,3 +79,32 @@ def test_results_are_scaled_before_they_are_rounded(words: str, cuda_device: Any
             WarpgroupWgrad((Tile(2, 1, 1, 64),)), make_case(convolution(words)), cuda_device,
             scales=((1.0, 0.0), (-0.75, 0.0), (1.0, 0.5)),
         )  # fmt: skip
+
+
+class Behind(Workspace):
+    """One that begins so many bytes behind a multiple of 64, of the host."""
+
+    begin = 0
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size + 128)
+        self.start += self.begin
+        self.end = self.start + size
+        self.memory[: self.start] = self.memory[self.end :] = CANARY
+
+
+@pytest.mark.parametrize("splits", [2, 10, 40])
+def test_partial_sums_are_discarded(splits: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where operands push them out of L2, and they are whole lines: none is read behind that."""
+    monkeypatch.setattr(harness, "Workspace", Behind)
+    problem = convolution("conv_bwd_filter n10 c24 h16 w16 k40 r1 s1 bf16 nhwc")
+    monkeypatch.setattr(wgrad, "_SWEPT", 0.0)
+    with split_into(splits):
+        plan = WarpgroupWgrad().sizes(problem, cuda_device)
+        assert isinstance(plan, Plan)
+        assert plan.tables.numbers[-1] == 1
+        for begin in range(
+            0, 128, 16
+        ):  # with one of them lines are whole, wherever the device's memory begins
+            monkeypatch.setattr(Behind, "begin", begin)
+            run_algorithm(WarpgroupWgrad(), make_case(problem), cuda_device)
