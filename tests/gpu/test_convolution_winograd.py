@@ -30,7 +30,7 @@ from jitdnn.kernels.gpu.convolution.winograd.algorithm import (
     WinogradWgrad4,
 )
 from jitdnn.kernels.gpu.convolution.winograd.code import kernels
-from jitdnn.kernels.gpu.convolution.winograd.plan import matrices, plan_of
+from jitdnn.kernels.gpu.convolution.winograd.plan import STAGED_CHANNELS, matrices, plan_of
 from paper_gpus import FACTS, PaperGpu
 from strategies import convolutions
 from warpgroup_cases import DATA, normal
@@ -60,6 +60,7 @@ SHAPES = [
     ("n1 c5 h6 w7 k4 r2 s4 pad1 f64", "bwd_filter"),
     ("n2 c35 h6 w61 k34 r3 s3 pad1 f32 nchw", "fwd"),  # several thread blocks along a row, and of channels
     ("n3 c33 h5 w8 k35 r3 s3 pad1 f32 nchw", "bwd_data"),  # several rows of tiles in one, over images
+    ("n7 c5 h4 w3 k3 r3 s3 pad1 f32 nchw", "fwd"),  # as many rows of one tile as shared memory holds
     ("n2 c34 h5 w30 k33 r3 s3 pad1 f16 nchw", "bwd_filter"),
     ("n1 c17 h7 w8 k18 r3 s2 pad1 f32 nchw flip", "bwd_filter"),  # a plain filter, from its last tap on
 ]
@@ -81,6 +82,19 @@ def test_shapes(words: str, direction: str, device: Any) -> None:
     for algorithm in of(direction, PLAIN):
         assert algorithm.refuse(problem, device) is None
         run_algorithm(algorithm, make_case(problem, None, 0, None), device)
+
+
+@pytest.mark.parametrize("taps", range(2, 6))
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_any_device_holds_what_is_staged(direction: str, taps: int) -> None:
+    """32 KiB are all that OpenCL promises."""
+    for extent in range(1, 33):
+        words = f"n9 c5 h{extent} w{extent} k3 r{taps} s{taps} pad{taps // 2} f32 nchw"
+        for max_m in (2, 4):
+            plan = plan_of(convolution(words, direction), max_m)
+            (down, along), staging = plan.axes, plan.staging
+            columns = (staging.tiles - 1) * along.m + along.alpha
+            assert staging.rows * down.alpha * columns * (STAGED_CHANNELS + 1) * plan.item <= 32 << 10
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

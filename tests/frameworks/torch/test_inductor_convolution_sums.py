@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
+from torch.fx import Graph  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from inductor_graphs import compiled, count  # noqa: E402
 from jitdnn.errors import InvalidArgument, InvalidShape  # noqa: E402
@@ -19,7 +21,7 @@ from jitdnn.frameworks.torch import (  # noqa: E402
     inductor_sums,
     inductor_values,
 )
-from jitdnn.frameworks.torch.channel_sums import MOMENTS, SUM, Sums  # noqa: E402
+from jitdnn.frameworks.torch.channel_sums import MOMENTS, SUM, Sums, channel_sums  # noqa: E402
 from jitdnn.frameworks.torch.convolution_sums import Summed  # noqa: E402
 from jitdnn.frameworks.torch.settled import text_of  # noqa: E402
 from torch_kernels import random  # noqa: E402
@@ -129,6 +131,31 @@ def test_gradients_of_a_bias(parts: int) -> None:
     assert count(graphs[1], "convolution_sums") == 1
     for one, other, wanted in zip(found, stock, exact, strict=True):
         assert apart([one], [wanted]) <= 1.5 * apart([other], [wanted]) + 1e-3
+
+
+def test_layers_that_run_again_for_their_gradients() -> None:
+    """Sums of a gradient read a result whose own sums come with it in the same graph."""
+    torch.manual_seed(0)
+    layers = nn.Conv3d(8, 12, 3, padding=1, bias=False), nn.GroupNorm(3, 12), nn.ReLU(), nn.Conv3d(12, 8, 3)
+    own = nn.Sequential(*layers).to(memory_format=torch.channels_last_3d)
+    x = random(3, 8, 9, 7, 6).contiguous(memory_format=torch.channels_last_3d)
+    exact = gradients(own.double(), own, x.double(), False)
+    own.float()
+    stock = gradients(own, own, x, True)
+    run, graphs, _ = compiled(lambda x: checkpoint(own, x, use_reentrant=False), saves_least=True)
+    found = gradients(run, own, x, True)
+    assert count(graphs[1], "convolution_sums") == 2
+    assert apart(found, exact) <= 1.5 * apart(stock, exact) + 1e-6
+
+
+def test_channels_that_are_told_when_a_graph_runs() -> None:
+    graph = Graph()
+    x, first = graph.placeholder("x"), graph.placeholder("first")
+    part = graph.call_function(torch.ops.aten.slice.Tensor, (x, 1, first, 8))
+    part.meta["val"] = torch.empty(2, 4, 3, 3)
+    text = str(Sums((form(part.meta["val"]),), False, ((SUM, IDENTITY),), ""))
+    graph.output(graph.call_function(channel_sums.default, ([part], text)))
+    assert inductor_convolution_sums.sum_results(graph, "") == 0
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,30 @@ def test_no_algorithm_comes_below_what_it_says(dtype: str, layout: str, arch: st
         assert seen["grouped"]
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "n128 c256 h7 w7 k256 r7 s7 pad6",  # results are thrice as many as pixels
+        "n256 c64 h112 w1 k64 r7 s5 pad5 g4",
+        "n1024 c256 h7 w8 k48 r3 s3 stride2 pad5",
+        "n64 c32 h1 w9 k48 r5 s3 stride3x2 pad4",
+    ],
+)
+@pytest.mark.parametrize("multiprocessors", [1, 132])
+def test_no_gradient_of_a_padded_image_comes_below_what_its_algorithm_says(
+    shape: str, multiprocessors: int
+) -> None:
+    device, seen = cuda.offline("sm_90a"), 0
+    device = replace(device, facts=replace(device.facts, multiprocessors=multiprocessors))
+    one = parse(f"conv_bwd_data {shape} f32 nchw")
+    for algorithm in algorithms(one, "cuda"):
+        least = algorithm.least_seconds(one, device)
+        if least and algorithm.refuse(one, device) is None:
+            assert least <= algorithm.estimate(one, device), algorithm.name
+            seen += algorithm.name == "direct"
+    assert seen == 1
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_no_matrix_product_comes_below_what_its_algorithm_says(dtype: str, arch: str) -> None:

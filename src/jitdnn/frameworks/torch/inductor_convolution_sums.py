@@ -65,8 +65,11 @@ def sum_results(graph: Graph, options: str) -> int:
         handle = at(device, handle)
         compile_ahead(handle, [partial(_is_free, one.summed, handle) for one in pairs])
     taken: set[Node] = set()
-    for one in pairs:
-        if one.convolution not in taken and _is_free(one.summed, handle) and _is_faster(one, options):
+    for given in pairs:
+        if given.convolution in taken or not _is_free(given.summed, handle):
+            continue
+        one = _now(given)
+        if not _follows(one.operands, one.convolution) and _is_faster(one, options):
             taken.add(one.convolution)
             _become(graph, one)
     if taken:
@@ -75,6 +78,15 @@ def sum_results(graph: Graph, options: str) -> int:
         stable_topological_sort(graph)
         graph.eliminate_dead_code()
     return len(taken)
+
+
+def _now(one: _Pair) -> _Pair:
+    """A pair with what its sums read now: calls that were put in the place of others may give that."""
+    if one.sums is None:
+        return one
+    reads = tuple(one.sums.args[0])
+    operands = tuple(node for place, node in enumerate(reads) if place != one.summed.place)
+    return replace(one, reads=reads, operands=operands)
 
 
 def _is_free(summed: Summed, handle: Handle) -> bool:
@@ -121,7 +133,7 @@ def _plain_sum(node: Node, operands: Sequence[Node], sums: Sums) -> _Pair | None
         first, last = (*source.args[2:], 1 << 62)[:2] if len(source.args) > 2 else (0, 1 << 62)
         source, count = source.args[0], source.meta["val"].shape[1]
         part = (first, count)
-        if first < 0 or last < first:
+        if not isinstance(first, int) or not isinstance(last, int) or first < 0 or last < first:
             return None
     if len(sums.results) != 1 or sums.results[0][0] != SUM or not _is_plain(sums.results[0][1]):
         return None

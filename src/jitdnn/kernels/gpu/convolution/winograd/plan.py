@@ -27,6 +27,8 @@ _STAGED_TILES = (14, 7, 4, 2, 1)
 """Along the last axis, of such a thread block."""
 _STAGED_WARPS = 8
 """Of STAGED_CHANNELS threads, at most, of such a thread block; and its tiles where it takes several rows of them."""
+_STAGED_BYTES = 32 << 10
+"""Of its shared memory, at most: as much as every device has that OpenCL runs on."""
 _ALIGNMENT = 256
 _RUN = 4
 """What rows of the workspace are a multiple of, in elements."""
@@ -185,7 +187,8 @@ class Plan:
         fitting = [tiles for tiles in _STAGED_TILES if (tiles - 1) * axis.m + axis.alpha <= STAGED_CHANNELS]
         # a thread block costs as much as a tile, beside its tiles
         tiles = min(fitting, key=lambda count: -(-axis.tiles // count) * (count + 1))
-        rows = max(1, _STAGED_WARPS // tiles)
+        line = self.axes[0].alpha * ((tiles - 1) * axis.m + axis.alpha) * (STAGED_CHANNELS + 1) * self.item
+        rows = max(1, min(_STAGED_WARPS // tiles, _STAGED_BYTES // line))
         turns = -(-tiles * rows // _STAGED_WARPS)
         return Staging(tiles, rows, -(-tiles * rows // turns))
 
