@@ -92,5 +92,6 @@ def test_other_epilogues_are_refused() -> None:
     assert WarpgroupPatches().refuse(problem, device, bias) is None
     wide = replace(bias, operands=(problem.x,))
     scaled = replace(bias, expression=trace(lambda acc, bias: acc * bias))
-    for other in (wide, scaled):
+    of_other_type = replace(bias, operands=(replace(bias.operands[0], dtype="f16"),))
+    for other in (wide, scaled, of_other_type):
         assert "adds a bias" in (WarpgroupPatches().refuse(problem, device, other) or "")

@@ -21,6 +21,7 @@ LAYERS = {
     "n2 c64 h9 w16 k72 r3 s3 pad1 stride2 bf16": (Tile(2, 1, 1, 128), 2, (1, 0, 1)),
     "n1 c64 d5 h6 w14 k136 t3 r3 s3 pad1 stride2 bf16": (Tile(2, 1, 2, 128), 4, (1, 0, 1)),
     "n2 c64 h9 w18 k64 r2 s3 pad1x0 stride1x2 f16": (Tile(1, 1, 1, 128), 1, (1, 1, 0)),
+    "n1 c64 w18 k64 s3 pad1 stride2 f16 flip": (Tile(2, 1, 1, 128), 1, (1, 0, 1)),
     "n3 c128 h7 w12 k64 r3 s5 pad1x2 stride2 bf16": (Tile(2, 1, 1, 256), 2, (2, 1, 0)),
     "n2 c64 h8 w20 k72 r2 s2 stride2 bf16 flip": (Tile(2, 1, 2, 128), 2, (1, 0, 1)),
     "n2 c64 h6 w17 k72 r5 s5 pad0 stride2 bf16 flip": (Tile(3, 1, 1, 128), 2, None),

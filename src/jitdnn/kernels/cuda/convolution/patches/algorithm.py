@@ -74,7 +74,7 @@ class WarpgroupPatches(KernelAlgorithm[Convolution, GpuDevice]):
             return f"operands and result are all {' or '.join(HALVES)}, not {' and '.join(sorted(dtypes))}"
         if problem.direction != "bwd_data":
             return "results lie side by side in data gradients alone, or in transposed convolutions"
-        if epilogue is not None and not _is_bias(epilogue):
+        if epilogue is not None and not _is_bias(epilogue, problem.dtype):
             return "it adds a bias of the result's channels, and nothing else: apply it to the result"
         found = plan_of(problem, device)
         return found if isinstance(found, str) else None
@@ -102,7 +102,7 @@ class WarpgroupPatches(KernelAlgorithm[Convolution, GpuDevice]):
         return PlannedKernel(0, plan.seconds, build)
 
 
-def _is_bias(epilogue: Epilogue) -> bool:
+def _is_bias(epilogue: Epilogue, dtype: str) -> bool:
     """Whether it adds one number of each channel, in the type of the result."""
     if epilogue.expression.key != _BIAS.key or len(epilogue.operands) != 1:
         return False
@@ -112,7 +112,7 @@ def _is_bias(epilogue: Epilogue) -> bool:
         for axis, (stride, extent) in enumerate(zip(one.strides, one.shape, strict=True))
         if axis != 1 and extent > 1
     ]
-    return not any(wide) and one.strides[1] == 1 and one.dtype in HALVES
+    return not any(wide) and one.strides[1] == 1 and one.dtype == dtype
 
 
 def _source(plan: Plan, dtype: str, has_bias: bool) -> Source:

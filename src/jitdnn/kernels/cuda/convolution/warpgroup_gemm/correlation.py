@@ -122,7 +122,8 @@ class _Result:
         self.strides = strides = geometry.result
         batch = request.batch
         self._group = batch.result if batch else strides.group
-        self._has_one_phase = len(loops.phases) == 1
+        # those of a pair lie between each other: rows of one are two results apart
+        self._has_one_phase = len(loops.phases) == 1 and loops.pair is None
         steps = [geometry.out_channels, strides.image, strides.group, *strides.space]
         steps += [batch.result] if batch else []
         self.is_vector = strides.channel == 1 and all(
