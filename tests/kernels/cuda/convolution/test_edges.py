@@ -79,3 +79,15 @@ def test_which_layers_have_padding_enough() -> None:
     assert not may_save(Convolution.parse("conv_fwd n1 c8 h14 w14 k8 r3 s3 pad1"))
     assert not may_save(Convolution.parse("conv_fwd n1 c8 h16 w16 k8 r7 s7"))
     assert may_save(Convolution.parse("conv_bwd_data n1 c8 h16 w16 k8 r7 s7"))  # which reads beyond dy
+
+
+def test_filters_of_many_taps() -> None:
+    """Their runs are joined several at a time first, and still hold each tap that reads data."""
+    one, axis = Axis(1, 0, 1, 1, 1, 0, 1, 0, 1), Axis(300, -250, 1, 500, 1, 0, 1, 0, 1)
+    phases = phases_inside((one, one, axis), [1, 1, 300], 8)
+    assert phases
+    assert 1 < len(phases) <= 8
+    assert sorted(at for phase in phases for at in results(phase[2])) == results(axis)
+    assert set().union(*(pairs(phase[2], 300) for phase in phases)) == pairs(axis, 300)
+    products = sum(phase[2].results * phase[2].taps for phase in phases)
+    assert len(pairs(axis, 300)) <= products < axis.results * axis.taps

@@ -11,12 +11,15 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import Axis
 from jitdnn.problems.convolution import Convolution
 
 LEAST_SAVED, LEAST_OF_VOLUMES = 0.12, 0.04
 """Of the products along an axis of images, and of volumes, for which a plan with more phases is worth asking for."""
+_MOST_RUNS = 64
+"""That are joined one pair at a time: a filter of a thousand taps has two thousand runs."""
 Run = tuple[int, int, int, int]
 
 
@@ -85,6 +88,8 @@ def _runs(axis: Axis, extent: int, most: int) -> list[list[Run]]:
         bounds |= {-(at // step), -((at - extent) // step)}  # the first that is inside, and the first behind
     ordered = sorted(bound for bound in bounds if 0 <= bound <= results)
     runs = [(first, last, *taps(first)) for first, last in itertools.pairwise(ordered)]
+    many = -(-len(runs) // _MOST_RUNS)
+    runs = [reduce(_merged, runs[n : n + many]) for n in range(0, len(runs), many)]
     found = [list(runs)]
     while len(runs) > 1:
         pairs = [runs[n : n + 2] for n in range(len(runs) - 1)]
