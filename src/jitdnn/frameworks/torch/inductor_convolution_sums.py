@@ -22,7 +22,7 @@ from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.frameworks.torch import choice, inductor_lowering
 from jitdnn.frameworks.torch.channel_sums import MOMENTS, SUM, Sums, channel_sums
 from jitdnn.frameworks.torch.convolution_sums import Summed, call, convolution_sums
-from jitdnn.frameworks.torch.inductor_forms import measuring, real
+from jitdnn.frameworks.torch.inductor_forms import follows, measuring, real
 from jitdnn.frameworks.torch.inductor_rewriting import refresh
 from jitdnn.frameworks.torch.inductor_sums import moments_left
 from jitdnn.frameworks.torch.kinds import at
@@ -69,7 +69,7 @@ def sum_results(graph: Graph, options: str) -> int:
         if given.convolution in taken or not _is_free(given.summed, handle):
             continue
         one = _now(given)
-        if not _follows(one.operands, one.convolution) and _is_faster(one, options):
+        if not follows(one.operands, {one.convolution}) and _is_faster(one, options):
             taken.add(one.convolution)
             _become(graph, one)
     if taken:
@@ -169,23 +169,9 @@ def _pair(node: Node | None, source: Node, operands: Sequence[Node], sums: Sums,
     except InvalidArgument:  # of a filter's gradient, or laid out for the sums
         return None
     problem = summed.convolution()
-    if problem is None or _follows(others, source):
+    if problem is None or follows(others, {source}):
         return None
     return _Pair(source, node, tuple(operands), str(sums), others, summed)
-
-
-def _follows(nodes: Sequence[Node], source: Node) -> bool:
-    """Whether some nodes are made of what `source` gives."""
-    seen: set[Node] = set()
-    left = list(nodes)
-    while left:
-        one = left.pop()
-        if one is source:
-            return True
-        if one not in seen:
-            seen.add(one)
-            left += one.all_input_nodes
-    return False
 
 
 def _is_plain(steps: str) -> bool:

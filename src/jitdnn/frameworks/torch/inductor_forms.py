@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -131,3 +131,16 @@ def measuring(is_captured: bool) -> Iterator[None]:
         apart(),
     ):
         yield
+
+
+def follows(nodes: Iterable[Node], sources: Collection[Node]) -> bool:
+    """Whether some nodes are made of what some others give, or are these."""
+    seen, left = set[Node](), list(nodes)
+    while left:
+        one = left.pop()
+        if one in sources:
+            return True
+        if one not in seen:
+            seen.add(one)
+            left += one.all_input_nodes
+    return False

@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 
 from jitdnn.frameworks.torch import choice, inductor_lowering
 from jitdnn.frameworks.torch.channel_sums import MOMENTS, SUM, Sums, channel_sums
-from jitdnn.frameworks.torch.inductor_forms import has_static_form, is_on_gpu, measuring
+from jitdnn.frameworks.torch.inductor_forms import follows, has_static_form, is_on_gpu, measuring
 from jitdnn.frameworks.torch.inductor_formulas import (
     FLOATS,
     LEAST_BYTES,
@@ -134,15 +134,7 @@ def _belong(group: Sequence[_Reduction], one: _Reduction) -> bool:
     wide = set().union(*(other.wide for other in group))
     if not (wide <= one.wide or one.wide <= wide) or len(wide | one.wide) > 4:
         return False
-    nodes, seen, left = {other.node for other in group}, set(), [node for node, _ in one.formula.operands]
-    while left:
-        node = left.pop()
-        if node in nodes:
-            return False
-        if node not in seen:
-            seen.add(node)
-            left += node.all_input_nodes
-    return True
+    return not follows([node for node, _ in one.formula.operands], {other.node for other in group})
 
 
 def _reduction(node: Node, least: int, read: Collection[Node] = ()) -> _Reduction | None:

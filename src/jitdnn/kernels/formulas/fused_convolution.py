@@ -36,6 +36,9 @@ from jitdnn.rtcg.expression import Expression, trace
 from jitdnn.tensor import TensorDescriptor, compute_dtype, packed_strides
 
 _ALIGNMENT = 256
+SUMS_WITHOUT_EPILOGUE = (
+    "sums by channel are those of the convolution itself: with an epilogue they are not computed"
+)
 _SUMS = own_program((trace(lambda y: y), trace(lambda y: y * y)), ("add", "add"))
 
 
@@ -130,9 +133,7 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
 
     def refusal(self, problem: FusedConvolution, device: Device, epilogue: Epilogue | None) -> str | None:
         if epilogue is not None and problem.has_sums:
-            return (
-                "sums by channel are those of the convolution itself: with an epilogue they are not computed"
-            )
+            return SUMS_WITHOUT_EPILOGUE
         if not self._is_exact and problem.dtype != "f32":
             return (
                 f"it saves multiplications of f32, not of {problem.dtype}: separate_kernels takes every type"

@@ -21,12 +21,13 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmInPlace,
     ImplicitGemmWgradInPlace,
 )
+from jitdnn.kernels.cuda.convolution.summed import Summed, refuse_elsewhere
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.rtcg.expression import Expression
-from jitdnn.tensor import TensorDescriptor, packed_strides
+from jitdnn.tensor import TensorDescriptor
 
 MAX_EXTENT = 2**30
 _ALIGNMENTS = (16, 16, 1)
@@ -118,30 +119,24 @@ class WarpgroupWgradInBoxes(KernelAlgorithm[Convolution, GpuDevice]):
         return "other taps, where boxes of dy end beyond it and are filled with zeros"
 
 
-class WarpgroupFusedInBoxes(KernelAlgorithm[FusedConvolution, GpuDevice]):
+class WarpgroupFusedInBoxes(Summed):
     """fprop without strides, with sums by channel of its results and of their squares, of each image or of all."""
 
     name = "implicit_gemm_wgmma_in_boxes"
-    problem = FusedConvolution
-    takes_no_epilogue = (
-        "sums by channel are those of the convolution itself: with an epilogue they are not computed"
-    )
 
     def __init__(self, separate: Algorithm, boxes: tuple[correlation_plan.Box, ...] = ()) -> None:
         """`separate`: what takes operands at any address."""
-        self._separate, self._boxes = separate, boxes
+        super().__init__(separate)
+        self._boxes = boxes
 
     def refusal(self, problem: FusedConvolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         own = problem.convolution
-        if not problem.has_sums or problem.has_prologue:
-            return "sums by channel are fused with the convolution here, and no prologue"
-        for name, tensor in (("sums", problem.sums), ("squares", problem.squares)):
-            if tensor is not None and tensor.strides != packed_strides(tensor.shape):
-                return f"{name} have strides {tensor.strides}: numbers of channels must lie side by side"
+        if reason := self.refuse_sums(problem):
+            return reason
         if reason := WarpgroupGemmInBoxes(self._boxes).refusal(own, device, None):
             return reason
-        if self._separate.refuse(problem, device, epilogue):
-            return "operands at any address are for separate kernels, which do not take this problem"
+        if reason := refuse_elsewhere(self._separate, problem, device, epilogue):
+            return reason
         found = correlation_plan.plan_of(own, device, self._boxes, moments(problem.is_by_image))
         return found if isinstance(found, str) else None
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, PlannedKernel
 from jitdnn.kernels.cuda.convolution.few_channels import code
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import FewChannels, with_few_inputs
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
 from jitdnn.kernels.cuda.convolution.half_precision.arguments import with_arguments
+from jitdnn.kernels.cuda.convolution.summed import Summed, refuse_elsewhere
 from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_fused import FusedConvolution
-from jitdnn.tensor import packed_strides
 
 _MOST_PARTS = 8 << 20
 """Bytes of sums of all thread blocks."""
@@ -29,32 +29,26 @@ class _Sums:
     workspace: int
 
 
-class FewChannelsSummed(KernelAlgorithm[FusedConvolution, GpuDevice]):
+class FewChannelsSummed(Summed):
     """fprop of few channels of half precision with sums, where results leave from registers."""
 
     name = "stem"
-    problem = FusedConvolution
-    takes_no_epilogue = (
-        "sums by channel are those of the convolution itself: with an epilogue they are not computed"
-    )
 
     def __init__(self, separate: Algorithm) -> None:
         """`separate`: what takes operands at any address."""
-        self._separate, self._plain = separate, FewChannels()
+        super().__init__(separate)
+        self._plain = FewChannels()
 
     def refusal(self, problem: FusedConvolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         own = problem.convolution
-        if not problem.has_sums or problem.has_prologue:
-            return "sums by channel are fused with the convolution here, and no prologue"
-        for name, tensor in (("sums", problem.sums), ("squares", problem.squares)):
-            if tensor is not None and tensor.strides != packed_strides(tensor.shape):
-                return f"{name} have strides {tensor.strides}: numbers of channels must lie side by side"
+        if reason := self.refuse_sums(problem):
+            return reason
         if reason := self._plain.refusal(own, device, None):
             return reason
         if with_few_inputs(own) is not own:
             return "the few channels are those of the result"
-        if self._separate.refuse(problem, device, epilogue):
-            return "operands at any address are for separate kernels, which do not take this problem"
+        if reason := refuse_elsewhere(self._separate, problem, device, epilogue):
+            return reason
         plan = self._plain.sizes(own, device)
         assert plan is not None
         if dict(plan.defines)["STAGES_RESULTS"]:

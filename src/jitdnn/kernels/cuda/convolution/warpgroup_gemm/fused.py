@@ -15,6 +15,7 @@ from jitdnn.kernels.algorithm import (
     KernelAlgorithm,
     PlannedKernel,
 )
+from jitdnn.kernels.cuda.convolution.summed import refuse_elsewhere
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import MAX_EXTENT, TF32_CUT, refuse_warpgroups
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import plain_kernel
@@ -70,8 +71,8 @@ class WarpgroupFused(KernelAlgorithm[FusedConvolution, GpuDevice]):
             )
         if problem.has_prologue and max((1, *own.spatial[:-1])) > _MOST_LINES:
             return f"{max(own.spatial[:-1])} lines: the prologue finds positions among at most {_MOST_LINES}"
-        if self._separate.refuse(problem, device, epilogue):
-            return "operands at any address are for separate kernels, which do not take this problem"
+        if reason := refuse_elsewhere(self._separate, problem, device, epilogue):
+            return reason
         found = self.sizes(problem, device)
         return found if isinstance(found, str) else None
 
