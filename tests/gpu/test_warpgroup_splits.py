@@ -103,8 +103,7 @@ def test_partial_sums_are_discarded(splits: int, cuda_device: Any, monkeypatch: 
         plan = WarpgroupWgrad().sizes(problem, cuda_device)
         assert isinstance(plan, Plan)
         assert plan.tables.numbers[-1] == 1
-        for begin in range(
-            0, 128, 16
-        ):  # with one of them lines are whole, wherever the device's memory begins
+        # with one of them lines are whole, wherever the device's memory begins
+        for begin in range(0, 128, 16):
             monkeypatch.setattr(Behind, "begin", begin)
             run_algorithm(WarpgroupWgrad(), make_case(problem), cuda_device)

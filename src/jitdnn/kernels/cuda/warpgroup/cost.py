@@ -98,8 +98,6 @@ _WINDOWS_FACTOR = {(256, 128): 0.93, (256, 64): 0.95, (192, 128): 1.02, (128, 25
 _LEFT_BYTES = 64.0  # of results in a cycle, where they leave before the products of the next tile
 _CLEARED = 0.8e-6  # seconds of the launch that clears what thread blocks signal
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
-
-
 _PADDED, _PADDED_VOLUME, _PADDED_SKIPPED = 0.35, 0.47, 0.3
 """Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside: of images, of
 volumes, and of volumes whose taps that read padding alone are left out."""
@@ -114,13 +112,10 @@ _BETWEEN = {(192, 128): 700.0, (128, 192): 500.0, (64, 256): 500.0, (192, 64): 9
 _BETWEEN_KEPT = {(128, 64): -400.0}  # the same where it keeps all of B
 _PADDED_FACTOR, _PADDED_ALONE = {(128, 256): 0.95, (256, 128): 0.96}, {(256, 128): 1.05}
 """Of a stage of such a tile of layers with padding: of several across or with columns for all, and of the only one."""
-_HALF_SAVED = (
-    0.41  # of the cycles of a stage of paired stride phases, that one with half of the columns does not take
-)
-_HALVES_FACTOR = {
-    128: 1.17,
-    256: 1.1,
-}  # of such a stage, whose halves of so many columns each read the pixels
+_HALF_SAVED = 0.41
+"""Of the cycles of a stage of paired stride phases, that one with half of the columns does not take."""
+_HALVES_FACTOR = {128: 1.17, 256: 1.1}
+"""Of such a stage with so many columns, the halves of which each read the pixels."""
 _TURNS_FACTOR = 0.85  # of the cycles of tiles of eight stride phases that take turns
 _SHARED_EVENLY = 0.95  # of the time of thread blocks with equal parts of K, forward and of the data
 _UNEVEN_ROW = 0.8
