@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +25,7 @@ from jitdnn.caffe.schema_layers import TransformationParameter
 from jitdnn.caffe.sources import DatabaseSource, ListSource, Source
 from jitdnn.caffe.transform import Transformer
 from jitdnn.errors import InvalidArgument, InvalidShape
+from other_processes import children, command, is_running, wait_until
 
 pytestmark = pytest.mark.skipif(not can_start(), reason="this system has no memory without a name")
 pytest.importorskip("PIL")
@@ -75,19 +74,7 @@ def batches(net: Net, count: int) -> list[np.ndarray]:
 
 def processes() -> list[int]:
     """Those of this process that decode."""
-    found = []
-    for children in Path("/proc/self/task").glob("*/children"):
-        for pid in children.read_text().split():
-            if b"decode_processes" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(int(pid))
-    return found
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONGEST
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    return [pid for pid in children(os.getpid()) if b"decode_processes" in command(pid)]
 
 
 def batches_until_there(net: Net) -> list[np.ndarray]:
@@ -205,9 +192,7 @@ def test_they_end_with_the_process_that_they_work_for(folder: Path) -> None:
         assert parent.stdout is not None
         (pid,) = parent.stdout.readline().split()
         parent.kill()
-    wait_until(
-        lambda: not Path(f"/proc/{pid}").exists() or "(zombie)" in Path(f"/proc/{pid}/status").read_text()
-    )
+    wait_until(lambda: not is_running(int(pid)))
 
 
 def test_a_net_that_waits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

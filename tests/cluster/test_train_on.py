@@ -21,7 +21,8 @@ from jitdnn.errors import DeviceError, InvalidArgument
 
 pytest.importorskip("distributed", reason="the extra `cluster`")
 
-from dask_cluster import Cluster, is_running, wait_until
+from dask_cluster import Cluster
+from other_processes import is_running, wait_until
 from paths import ROOT
 
 if not Path("/proc/self/stat").exists():

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from dask_cluster import children, is_running
 from jitdnn.caffe import load_solver, snapshot
 from jitdnn.distributed import start as join
 from jitdnn.distributed.launch import launch, place
 from jitdnn.errors import InvalidArgument, NotSupported, ProcessGroupError
+from other_processes import children, is_running
 from paths import ROOT
 
 SOLVER = """base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 type: "SGD" random_seed: 3 display: 5

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dask_cluster import children, is_running, wait_until
 from jitdnn.caffe import load_solver, snapshot
+from other_processes import children, is_running, wait_until
 from process_groups import free_port
 
 pytest.importorskip("torch", reason="several processes need PyTorch")

@@ -6,29 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from other_processes import children
 from process_groups import free_port
-
-
-def children(process: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, rest = entry.read_text().rsplit(")", 1)
-        except OSError:
-            continue
-        if int(rest.split()[1]) == process and rest.split()[0] != "Z":
-            found.append(int(name.split()[0]))
-    return sorted(found)
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Cluster:
@@ -82,11 +63,3 @@ class Cluster:
 
     def logs(self) -> str:
         return "\n".join(file.read_text()[-3000:] for file in sorted(self.folder.glob("*.log")))
-
-
-def wait_until(what: object, seconds: float = 300) -> None:
-    """Until `what()` is true."""
-    ends = time.monotonic() + seconds
-    while not what():  # type: ignore[operator]
-        assert time.monotonic() < ends, f"{what} within {seconds} s"
-        time.sleep(0.05)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from other_processes import is_running, wait_until
 from paths import ROOT
 
 SCRIPT = """
@@ -59,16 +59,7 @@ def test_cells_that_are_kept_are_not_measured_again(tmp_path: Path, monkeypatch:
     assert "status 3" in failures[0]
     assert "longer than --limit" in failures[1]
     child = int(Path(f"{calls}.pid").read_text())
-    for _ in range(100):  # it is gone, or nobody has waited for it yet
-        try:
-            os.kill(child, 0)
-        except ProcessLookupError:
-            break
-        if Path(f"/proc/{child}/stat").exists() and ") Z " in Path(f"/proc/{child}/stat").read_text():
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("a process of a cell that was ended still runs")
+    wait_until(lambda: not is_running(child), 60)  # the process of a cell that was ended
     assert [json.loads(line)["model"] for line in into.read_text().splitlines()] == ["a", "b"]
     rows, failures = run("b", "c", "a")
     assert ([row["model"] for row in rows], failures) == (["b", "c", "a"], [])

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dask_cluster import children
 from jitdnn.cluster.places import Start
 from jitdnn.studio.store import Store
 from jitdnn.studio.work.queue import Queue
+from other_processes import children
 from studio_runs import curves_of, make_run, row_of
 
 pytest.importorskip("starlette", reason="the extra `studio`")

@@ -17,6 +17,7 @@ import pytest
 from jitdnn.errors import InvalidArgument, JitdnnError, ParseError
 from jitdnn.studio.work import inspector as inspectors
 from jitdnn.studio.work.inspector import Inspector, InspectorDied, InspectorTimeout
+from other_processes import is_running, wait_until
 
 MEMORY = 3 << 30
 
@@ -155,16 +156,7 @@ if __name__ == "__main__":
         server.kill()
         assert server.stdout.read() == ""  # the child holds the pipe until it ends
         server.wait()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            with open(f"/proc/{child}/stat") as file:
-                if file.read().rsplit(")", 1)[1].split()[0] == "Z":
-                    return
-        except FileNotFoundError:
-            return
-        time.sleep(0.05)
-    pytest.fail("the inspector outlived its server")
+    wait_until(lambda: not is_running(child), 60)
 
 
 def test_a_process_that_was_started_for_nobody_is_used_by_the_next_call(

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dask_cluster import children
 from jitdnn.caffe import load_solver, snapshot
 from jitdnn.cluster.places import Place
 from jitdnn.errors import InvalidArgument
@@ -21,6 +20,7 @@ from jitdnn.studio.work.control import pause
 from jitdnn.studio.work.joint_places import checked
 from jitdnn.studio.work.local import LocalExecutor
 from jitdnn.studio.work.queue import Queue
+from other_processes import children
 from studio_runs import curves_of, make_run, row_of
 
 
