@@ -20,7 +20,6 @@ from torch.nn import Parameter
 
 from jitdnn.frameworks.torch import kinds
 from jitdnn.frameworks.torch.kinds import observers, threads_apart
-from jitdnn.frameworks.torch.native_calls_text import FORWARD_SLOTS, RECALLED_SLOTS
 from jitdnn.frameworks.torch.native_code import method
 from jitdnn.frameworks.torch.native_gradients import KEPT_RESULT, KEPT_VERSION, VERSIONS
 from jitdnn.frameworks.torch.registry import hooks_of_saved
@@ -90,22 +89,19 @@ def forward(
     behind = (ctypes.py_object * max(1, len(arguments)))(*arguments)
     places = (ctypes.c_int64 * max(1, len(saves.places)))(*saves.places)
     pairs: list[Any] = [one for pair in saves.attributes for one in pair]
-    names, to_save = (ctypes.py_object * max(1, len(pairs)))(*pairs), "to_save"
+    names = (ctypes.py_object * max(1, len(pairs)))(*pairs)
     numbers = {
-        "slow": id(slow), "kernel": id(kernel), "operands": operands, "behind": len(arguments),
-        "arguments": ctypes.addressof(behind), "is_tuple": int(saves.is_tuple), "saved": len(saves.places),
-        "saves": ctypes.addressof(places), "to_save": id(to_save), "attributes": len(saves.attributes),
-        "names": ctypes.addressof(names),
+        "operands": operands, "behind": len(arguments), "arguments": ctypes.addressof(behind),
+        "is_tuple": int(saves.is_tuple), "saved": len(saves.places), "saves": ctypes.addressof(places),
+        "attributes": len(saves.attributes), "names": ctypes.addressof(names),
     }  # fmt: skip
-    watching: dict[str, Any] = {
-        "hooks": partial(hooks_of_saved, False), "none": None, "detach": Tensor.detach, "result": KEPT_RESULT,
-        "version": KEPT_VERSION, "versions": VERSIONS,
-    }  # fmt: skip
+    objects: dict[str, Any] = {"slow": slow, "kernel": kernel, "to_save": "to_save"}
     if saves.is_watched:
-        numbers |= {name: id(one) for name, one in watching.items()}
-    record = (ctypes.c_uint64 * len(FORWARD_SLOTS))(*(numbers.get(name, 0) for name in FORWARD_SLOTS))
-    kept = (slow, kernel, behind, places, names, to_save, watching, record)
-    return method("forward", ctypes.addressof(record), kept)[0]
+        objects |= {
+            "hooks": partial(hooks_of_saved, False), "none": None, "detach": Tensor.detach, "result": KEPT_RESULT,
+            "version": KEPT_VERSION, "versions": VERSIONS,
+        }  # fmt: skip
+    return method("forward", objects, numbers, (behind, places, names))
 
 
 def recalled(
@@ -126,8 +122,6 @@ def recalled(
         "apply": apply, "none": None,
     }  # fmt: skip
     numbers = {
-        **{name: id(one) for name, one in objects.items()},
         "own_count": own, "weight": int(not no_weight), "bias": int(not no_bias), "takes": takes,
     }  # fmt: skip
-    record = (ctypes.c_uint64 * len(RECALLED_SLOTS))(*(numbers[name] for name in RECALLED_SLOTS))
-    return method("recalled", ctypes.addressof(record), (objects, record))[0]
+    return method("recalled", objects, numbers)

@@ -8,7 +8,6 @@ writes the addresses into a copy of the arguments and of the tensor maps, and ca
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from jitdnn.devices.cuda_driver import launch_address
 from jitdnn.devices.cuda_kernel import Frozen
 from jitdnn.frameworks.torch.inductor_launches import SEEN
 from jitdnn.frameworks.torch.kinds import observers, threads_apart, watching
-from jitdnn.frameworks.torch.native_code import RECORD_SLOTS, STATE_SLOTS, method
+from jitdnn.frameworks.torch.native_code import kernel_record, method
 from jitdnn.settings import current
 
 #: texts that are remembered: another thread may be launching what is forgotten
@@ -30,38 +29,22 @@ class Calls:
     """`call(a, b, [bias,] text, names, out=y)`, of texts that `keep` was told of; `slow` for all others."""
 
     def __init__(self, slow: Callable[..., Any]) -> None:
-        #: by text, where its record is
+        #: by text, where the record of its kernel is
         self.records: dict[str, int] = {}
         self._kept: list[object] = []
-        objects: tuple[Any, ...] = (
-            self.records, slow, Tensor.data_ptr, SEEN, observers, threads_apart, watching, current, stream_in_force(),
-            0, None,
-        )  # fmt: skip
-        assert len(objects) == len(STATE_SLOTS)
-        self._state = (ctypes.py_object * len(objects))(*objects)
-        self.call, self._code = method("convolve", ctypes.addressof(self._state))
+        objects = {
+            "records": self.records, "slow": slow, "data_ptr": Tensor.data_ptr, "seen": SEEN, "observers": observers,
+            "apart": threads_apart, "watching": watching, "current": current, "stream": stream_in_force(), "index": 0,
+            "none": None,
+        }  # fmt: skip
+        self.call = method("convolve", objects, {"driver": launch_address()}, self._kept)
 
     def keep(self, text: str, frozen: Frozen) -> None:
         """From now on a text means these launches, while the settings are those in force now."""
-        if len(self._kept) >= MOST:
-            return
-        values = current()
-        block = ctypes.create_string_buffer(frozen.arguments, len(frozen.arguments))
-        table = ctypes.create_string_buffer(frozen.table, max(1, len(frozen.table)))
-        places = (ctypes.c_int64 * max(1, 3 * len(frozen.places)))(*(n for one in frozen.places for n in one))
-        configs = b"".join(config + function.to_bytes(8, "little") for config, function in frozen.launches)
-        launches = ctypes.create_string_buffer(configs, len(configs))
-        order = (ctypes.c_int64 * len(frozen.order))(*frozen.order)
-        numbers = (
-            id(values), len(frozen.order), ctypes.addressof(order), frozen.alignment - 1, len(frozen.arguments) // 8,
-            ctypes.addressof(block), len(frozen.table), ctypes.addressof(table),
-            len(frozen.places), ctypes.addressof(places), len(frozen.launches), ctypes.addressof(launches),
-            launch_address(),
-        )  # fmt: skip
-        assert len(numbers) == len(RECORD_SLOTS)
-        record = (ctypes.c_uint64 * len(numbers))(*numbers)
-        self._kept.append((values, order, block, table, places, launches, record, frozen))
-        self.records[text] = ctypes.addressof(record)
+        if len(self._kept) < MOST:
+            address, kept = kernel_record([(operand, 0) for operand in frozen.order], frozen, current())
+            self._kept.append(kept)
+            self.records[text] = address
 
 
 def stream_in_force() -> Callable[[int], int]:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from jitdnn.frameworks.torch.kinds import observers, threads_apart
 from jitdnn.frameworks.torch.native_code import method
-from jitdnn.frameworks.torch.native_gradients_text import GRADIENTS_SLOTS
 from jitdnn.frameworks.torch.registry import is_graph_kept
 
 _NAMES = ("saved_tensors", "needs_input_grad")
@@ -44,9 +43,7 @@ def gradients(
         "false": False, "result": KEPT_RESULT if has_result else None, "version": KEPT_VERSION, "versions": VERSIONS,
         "retained": is_graph_kept,
     }  # fmt: skip
-    numbers = {**{name: id(one) for name, one in objects.items()}, "kept": kept}
-    record = (ctypes.c_uint64 * len(GRADIENTS_SLOTS))(*(numbers[name] for name in GRADIENTS_SLOTS))
-    call, _ = method("gradients", ctypes.addressof(record), (objects, record))
+    call = method("gradients", objects, {"kept": kept})
     make = ctypes.pythonapi.PyInstanceMethod_New  # which binds to a node, as functions in Python do
     make.argtypes, make.restype = (ctypes.py_object,), ctypes.py_object
     return make(call)

@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import profiler
 
-from jitdnn.frameworks.torch.native_code import CONFIG_BYTES, LAUNCH_SLOTS, SLOT, method
+from jitdnn.frameworks.torch.native_code import method
+from jitdnn.frameworks.torch.native_text import SLOT
 
 
 class Prepared:
@@ -24,24 +25,24 @@ class Prepared:
     `config`: the driver's configuration, whose stream is that of each call; `numbers`: what the kernel is given behind
     the addresses of the tensors, 8 bytes each. `launch` is the address of cuLaunchKernelEx. `call(*tensors, *expected,
     stream=...)` launches; with anything else, while PyTorch's profiler is on, and where the driver refuses, it is
-    `slow(*args, stream=...)`. It may be called while this object lives.
+    `slow(*args, stream=...)`.
     """
 
-    __slots__ = ("_kept", "call")
+    __slots__ = ("call",)
 
     def __init__(
         self, slow: Callable[..., Any], tensors: int, expected: Sequence[Any], function: int, config: bytes,
         numbers: bytes, launch: int,
     ) -> None:  # fmt: skip
-        data_ptr, names, key = Tensor.data_ptr, vars(profiler), "_is_profiler_enabled"
-        objects = (ctypes.py_object * max(1, len(expected)))(*expected)
+        objects = {
+            "slow": slow, "data_ptr": Tensor.data_ptr, "names": vars(profiler), "name": "_is_profiler_enabled",
+            "false": False, "none": None,
+        }  # fmt: skip
+        wanted = (ctypes.py_object * max(1, len(expected)))(*expected)
         packed = ctypes.create_string_buffer(numbers, max(SLOT, len(numbers)))
-        head = (
-            tensors, tensors + len(expected), tensors + len(numbers) // SLOT, id(slow), id(data_ptr), id(names),
-            id(key), id(False), id(None), launch, function, ctypes.addressof(objects), ctypes.addressof(packed),
-        )  # fmt: skip
-        assert len(head) == len(LAUNCH_SLOTS) - 1
-        record = (ctypes.c_uint64 * (len(head) + CONFIG_BYTES // SLOT))(*head)
-        ctypes.memmove(ctypes.addressof(record) + SLOT * len(head), config, CONFIG_BYTES)
-        self.call, code = method("launch", ctypes.addressof(record))
-        self._kept = (code, slow, data_ptr, names, key, objects, packed, record)
+        values = {
+            "tensors": tensors, "arguments": tensors + len(expected), "parameters": tensors + len(numbers) // SLOT,
+            "driver": launch, "function": function, "expected": ctypes.addressof(wanted),
+            "numbers": ctypes.addressof(packed),
+        }  # fmt: skip
+        self.call = method("launch", objects, values, (wanted, packed), config)

@@ -11,7 +11,7 @@ another GPU than the current one, another thread in the same launch, what the dr
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,9 +23,8 @@ from jitdnn.devices.cuda_driver import launch_address
 from jitdnn.devices.cuda_kernel import WORKSPACE, FrozenPart
 from jitdnn.devices.launch_list import LaunchList
 from jitdnn.frameworks.torch.fresh import QUICK, fresh
-from jitdnn.frameworks.torch.native_code import SLOT, method
+from jitdnn.frameworks.torch.native_code import kernel_record, method
 from jitdnn.frameworks.torch.native_convolution import stream_in_force
-from jitdnn.frameworks.torch.native_run_text import KERNEL_SLOTS, RUN_SLOTS
 from jitdnn.recorders import recorders
 from jitdnn.settings import IN_FORCE, current
 
@@ -72,21 +71,20 @@ def on_gpu(
             made.append(fresh((kernel.workspace,), (1,), torch.uint8, torch.device("cuda", index)))
         for part in kernel.parts:
             is_alone = is_alone and part.frozen.is_alone
-            record, own = _kernel(part, kernel.places, space if kernel.workspace else None)
+            placed = _places(part, kernel.places, space if kernel.workspace else None)
+            record, own = kernel_record(placed, part.frozen)
             records.append(record)
             kept.append(own)
     # which allocate on the current GPU: it is this one, or the call goes the long way
     made = [one and getattr(one, QUICK, one) for one in made]
-    numbers = {
-        "is_gpu": _ON_GPU, "index": id(index), "driver": launch_address(),
-        "device": 0 if is_alone else id(_current_gpu),
-    }  # fmt: skip
-    return _made(numbers, (*kept, index, _current_gpu), inputs, made, len(results), records, slow, is_one)
+    objects = {"index": index, **({} if is_alone else {"device": _current_gpu})}
+    numbers = {"is_gpu": _ON_GPU, "driver": launch_address()}
+    return _made(objects, numbers, kept, inputs, made, len(results), records, slow, is_one)
 
 
-def _kernel(part: FrozenPart, places: Sequence[Place], space: int | None) -> tuple[int, object]:
-    """The address of a kernel's record, and what must live as long. `space`: the operand that is workspace."""
-    frozen = part.frozen
+def _places(part: FrozenPart, places: Sequence[Place], space: int | None) -> list[Place]:
+    """Where a kernel's addresses are, with those of its plan at these places. `space`: the operand that is
+    workspace."""
     every = []
     for operand, offset in part.places:
         if operand == WORKSPACE:
@@ -95,27 +93,10 @@ def _kernel(part: FrozenPart, places: Sequence[Place], space: int | None) -> tup
         else:
             place = places[operand]
         every.append(Place(place.operand, place.offset + offset))
-    placed = [every[number] for number in frozen.order]
+    placed = [every[number] for number in part.frozen.order]
     if space is not None:  # its address is the one behind those of the operands
         placed.append(Place(space, part.workspace))
-    block = ctypes.create_string_buffer(frozen.arguments, len(frozen.arguments))
-    table = ctypes.create_string_buffer(frozen.table, max(1, len(frozen.table)))
-    maps = (ctypes.c_int64 * max(1, 3 * len(frozen.places)))(*(n for one in frozen.places for n in one))
-    configs = b"".join(config + function.to_bytes(SLOT, "little") for config, function in frozen.launches)
-    launches = ctypes.create_string_buffer(configs, len(configs))
-    each, record = _record(placed, {
-        "mask": frozen.alignment - 1, "parameters": len(frozen.arguments) // SLOT, "block": ctypes.addressof(block),
-        "table_bytes": len(frozen.table), "table": ctypes.addressof(table), "maps": len(frozen.places),
-        "places": ctypes.addressof(maps), "launches": len(frozen.launches), "configs": ctypes.addressof(launches),
-    })  # fmt: skip
-    return ctypes.addressof(record), (frozen, block, table, maps, launches, each, record)
-
-
-def _record(placed: Sequence[Place], numbers: dict[str, int]) -> tuple[Any, Any]:
-    """The places of a kernel's pointers, and its record."""
-    each = (ctypes.c_int64 * (2 * len(placed)))(*(n for one in placed for n in one))
-    numbers |= {"pointers": len(placed), "pointer_places": ctypes.addressof(each)}
-    return each, (ctypes.c_uint64 * len(KERNEL_SLOTS))(*(numbers.get(name, 0) for name in KERNEL_SLOTS))
+    return placed
 
 
 def on_cpu(
@@ -132,15 +113,16 @@ def on_cpu(
         made.append(fresh((launches.scratch,), (1,), torch.uint8, torch.device("cpu")))
     replay, control, owner = threads.replayer(1)
     state = launches.new_state()
-    each, record = _record(placed, {})
+    record, own = kernel_record(placed)
     numbers = {"is_gpu": _ON_CPU, "driver": replay, "control": control, "state": state.address}
-    kept = (owner, state, launches, each, record)
-    return _made(numbers, kept, inputs, made, len(results), [ctypes.addressof(record)], slow, is_one)
+    kept = (owner, state, launches, own)
+    return _made({}, numbers, kept, inputs, made, len(results), [record], slow, is_one)
 
 
 def _made(
-    given: dict[str, int], kept: tuple[object, ...], inputs: int, results: Sequence[Callable[[], Tensor] | None],
-    returned: int, kernels: Sequence[int], slow: Callable[..., Any], is_one: bool,
+    objects: Mapping[str, Any], numbers: Mapping[str, int], kept: object, inputs: int,
+    results: Sequence[Callable[[], Tensor] | None], returned: int, kernels: Sequence[int], slow: Callable[..., Any],
+    is_one: bool,
 ) -> Callable[..., Any]:  # fmt: skip
     makers: list[Any] = []
     for make in results:  # with the three arguments of PyTorch's own function, or with none
@@ -148,17 +130,15 @@ def _made(
             makers += [make.func, *make.args]
         else:
             makers += [make, None, None, None]
-    objects = (ctypes.py_object * max(1, len(makers)))(*makers)
+    every = (ctypes.py_object * max(1, len(makers)))(*makers)
     each = (ctypes.c_uint64 * len(kernels))(*kernels)
-    data_ptr, stream, values = Tensor.data_ptr, stream_in_force(), current()
     override, defaults, name = IN_FORCE
-    numbers = {
-        "inputs": inputs, "results": len(results), "returned": returned, "is_one": int(is_one), "slow": id(slow),
-        "data_ptr": id(data_ptr), "recorders": id(recorders), "override": id(override), "defaults": id(defaults),
-        "default_name": id(name), "settings": id(values), "stream": id(stream), "none": id(None),
-        "makers": ctypes.addressof(objects), "kernels": len(kernels), "kernel": ctypes.addressof(each), **given,
+    objects = {
+        **objects, "slow": slow, "data_ptr": Tensor.data_ptr, "recorders": recorders, "override": override,
+        "defaults": defaults, "default_name": name, "settings": current(), "stream": stream_in_force(), "none": None,
     }  # fmt: skip
-    record = (ctypes.c_uint64 * len(RUN_SLOTS))(*(numbers.get(name, 0) for name in RUN_SLOTS))
-    return method(
-        "run", ctypes.addressof(record), (slow, objects, each, data_ptr, stream, values, name, record, kept)
-    )[0]
+    numbers = {
+        **numbers, "inputs": inputs, "results": len(results), "returned": returned, "is_one": int(is_one),
+        "makers": ctypes.addressof(every), "kernels": len(kernels), "kernel": ctypes.addressof(each),
+    }  # fmt: skip
+    return method("run", objects, numbers, (every, each, kept))
