@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from torch.autograd import forward_ad  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
@@ -229,3 +230,16 @@ def test_checkpoints(act: Any) -> None:
             y = checkpoint(one, given, use_reentrant=False)
             found.append((y, *torch.autograd.grad(y.square().sum(), [given, *one.parameters()])))
         torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_derivatives_taken_forward_are_torchs() -> None:
+    stock = block(None)
+    model, x = jt.convert(copy.deepcopy(stock), measure="never"), random(4, 5, 3, 3)
+    dy = random(4, 5, 3, 3, seed=1)
+    for _ in range(2):
+        step(model, x, dy)
+    for _ in range(3):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, dy)
+            found, wanted = (forward_ad.unpack_dual(one(dual)).tangent for one in (model, stock))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

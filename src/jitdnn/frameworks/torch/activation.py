@@ -179,7 +179,8 @@ def _derivative(
 ) -> tuple[Tensor]:
     (kept,) = saved
     if dy.stride() != kept.stride():
-        dy = torch.empty_like(kept).copy_(dy)
+        form = torch.empty_like(kept)
+        dy = dy.new_empty_strided(form.shape, form.stride()).copy_(dy)  # dy may be a batch of vmap's
     return (activation_backward(dy, kept, *arguments, options),)
 
 

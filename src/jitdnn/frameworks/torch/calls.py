@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, get_autocast_dtype, is_autocast_enabled
+from torch.nn import Parameter
 
 from jitdnn.devices.launch_list import LaunchList
 from jitdnn.frameworks.torch import guards, kinds, native_gradients, whole
@@ -136,6 +137,7 @@ class Entry:
     __slots__ = (
         "_arguments",
         "_casts",
+        "_casts_weight_apart",
         "_layer",
         "_options",
         "_stock",
@@ -179,17 +181,25 @@ class Entry:
         self._wanted = tuple(one is not None and one.requires_grad for one in (x, w, bias))
         #: the backward pass of its nodes
         self.differentiate = _gradients_of(self)
+        #: whether the weight is cast in front of the node: gradients of gradients find a parameter behind it
+        self._casts_weight_apart = self._casts[1] and type(w) is not Parameter
         if _is_grad_enabled() and any(self._wanted):
             self.apply = node(_forward_of(self), self.differentiate)
             self.run = self.apply if cast is None else self._apply_cast
 
     def forward(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         """The result, without a history, of operands that are cast."""
-        return self.uncast(*self.lowered(x, *self._together(w, bias)))
+        return self.uncast(self.lowered(x), *self.lowered_parameters(*self._together(w, bias)))
 
     def _apply_cast(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        """The result with a history, of weights that are cast together with those of other layers where they can be."""
-        found: Tensor = self.apply(x, *self._together(w, bias))
+        """The result with a history, of weights that are cast together with those of other layers where they can be.
+
+        x is cast in front of the node, which keeps the copy for gradients of gradients, too.
+        """
+        w, bias = self._together(w, bias)
+        if self._casts_weight_apart:
+            w = w.to(self.cast)
+        found: Tensor = self.apply(self.lowered(x), w, bias)
         return found
 
     def _together(self, w: Tensor, bias: Any) -> tuple[Tensor, Any]:
@@ -203,15 +213,23 @@ class Entry:
             bias if own_bias is False or own_bias is None else own_bias,
         )
 
-    def lowered(self, x: Tensor, w: Tensor, bias: Any) -> tuple[Tensor, Tensor, Any]:
-        """Operands as autocast gives them: which of them it casts is the same in all calls of the kind."""
+    def lowered(self, x: Tensor) -> Tensor:
+        """x as autocast gives it: which operands it casts is the same in all calls of the kind."""
+        return x.to(self.cast) if self._casts[0] else x
+
+    def lowered_parameters(self, w: Tensor, bias: Any) -> tuple[Tensor, Any]:
+        """The weight and the bias as autocast gives them."""
         cast = self.cast
-        if cast is None:
-            return x, w, bias
-        casts_x, casts_w, casts_bias = self._casts
-        return (
-            x.to(cast) if casts_x else x, w.to(cast) if casts_w else w, bias.to(cast) if casts_bias else bias,
-        )  # fmt: skip
+        _, casts_w, casts_bias = self._casts
+        return w.to(cast) if casts_w else w, bias.to(cast) if casts_bias else bias
+
+    def weight_of(self, ctx: Any, w: Tensor) -> Tensor:
+        """The weight that a node has kept, with its history where the node has cast a parameter to it."""
+        if not self._casts[1] or self._casts_weight_apart:
+            return w
+        behind, _ = ctx.next_functions[1]
+        parameter = getattr(behind, "variable", None)
+        return w if parameter is None or parameter.dtype is w.dtype else _Lowered.apply(parameter, w)
 
     def gradients(self, dy: Tensor, x: Tensor, w: Tensor, needs: tuple[bool, ...]) -> Sequence[Tensor | None]:
         """The gradients of x, w and the bias that are needed, by the way that decides who runs."""
@@ -248,7 +266,9 @@ class Entry:
 
     def _as_torch(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         # a checkpoint that began with our node counts on what that saves
-        found: Tensor = self._stock(x, w, bias) if hooks_of_saved(False) is None else self.apply(x, w, bias)
+        if hooks_of_saved(False) is None:
+            return self._stock(x, w, bias)
+        found: Tensor = self.apply(x, w, bias) if self.cast is None else self._apply_cast(x, w, bias)
         return found
 
 
@@ -433,7 +453,7 @@ def _forward_of(entry: Entry) -> Callable[..., Tensor]:
 
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         if entry.cast is not None:
-            x, w, bias = entry.lowered(x, w, bias)  # autograd casts gradients to what they are of
+            w, bias = entry.lowered_parameters(w, bias)  # autograd casts gradients to what they are of
         ctx.save_for_backward(x, w)
         return entry.uncast(x, w, bias)
 
@@ -452,6 +472,19 @@ def _gradients_of(entry: Entry) -> Callable[..., Sequence[Tensor | None]]:
                 if known.needs == needs and known.threads == threads and known.check(dy, x, w):
                     found: tuple[Tensor | None, ...] = known.run(dy, x, w)
                     return found
-        return entry.gradients(dy, x, w, needs)
+        return entry.gradients(dy, x, entry.weight_of(ctx, w) if _is_grad_enabled() else w, needs)
 
     return gradients
+
+
+class _Lowered(torch.autograd.Function):
+    """What a parameter was cast to before, of which it is given the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, lowered: Tensor) -> Tensor:
+        ctx.dtype = parameter.dtype
+        return lowered.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.to(ctx.dtype), None

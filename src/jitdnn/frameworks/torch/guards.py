@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from jitdnn.frameworks.torch.kinds import observers, threads_apart
 
@@ -56,8 +57,9 @@ class Remembered:
 
     @property
     def is_learning(self) -> bool:
-        """Whether more are to be learnt now."""
-        return not (self.learnt >= MOST_LEARNT or observers or threads_apart)
+        """Whether more are to be learnt now; not while derivatives are taken forward, which torch's functions do."""
+        is_full = self.learnt >= MOST_LEARNT
+        return not (is_full or observers or threads_apart or forward_ad._current_level >= 0)
 
     def add(self, entry: Any) -> None:
         """Remember a call; those of another epoch are forgotten."""
