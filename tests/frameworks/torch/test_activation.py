@@ -69,18 +69,6 @@ def test_vmap_and_func_grad() -> None:
     )
 
 
-def test_batches_of_gradients_of_what_lies_otherwise() -> None:
-    """vmap has no rule for copies of a batch into a tensor that is none."""
-    stock, dys = FUNCTIONS["silu"].stock, random(2, 3, 5)
-    for x in (random(3, 1).expand(3, 5), random(5, 3).t()):
-        given = x.detach().requires_grad_()
-        (found,), (wanted,) = (
-            torch.autograd.grad(function(given), given, dys, is_grads_batched=True)
-            for function in (lambda x: run(x, "silu"), stock)
-        )
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-
-
 def test_what_goes_to_torch() -> None:
     with watched() as seen:
         for x in (torch.tensor(0.5), torch.empty(0, 3), random(4, 6)[:, ::2], random(3).expand(2, 3)):

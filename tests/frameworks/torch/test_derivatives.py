@@ -76,7 +76,7 @@ def test_hessians(name: str) -> None:
     """Those of torch, or an error where second derivatives are computed by autograd itself: never something else."""
     ours, stock, shapes = CASES[name]
     given = [random(*shape, dtype=torch.float64) for shape in shapes]
-    if name in ("convolution", "linear", "max"):
+    if name in ("convolution", "linear", "max", "avg"):
         torch.testing.assert_close(hessian(ours, given), hessian(stock, given), rtol=1e-9, atol=1e-9)
     else:
         with pytest.raises(RuntimeError):

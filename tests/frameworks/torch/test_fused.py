@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
 from jitdnn.errors import InvalidArgument, InvalidType, NotSupported  # noqa: E402
 from jitdnn.frameworks.torch import writer  # noqa: E402
@@ -276,6 +277,28 @@ def test_an_input_that_requires_its_gradient_runs_the_model() -> None:
     assert x.grad is not None
     with torch.no_grad():
         assert not ours(model)(x).requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_transforms_and_derivatives_taken_forward_run_the_model() -> None:
+    model = (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2))
+        .eval()
+        .requires_grad_(False)
+    )
+    fused, x, tangent = ours(model), torch.randn(2, 3, 5, 5), torch.randn(2, 3, 5, 5)
+    agrees(fused(x), model(x))
+    for take in (
+        lambda one: torch.func.vmap(one)(torch.stack([x, tangent])),
+        lambda one: torch.func.jvp(one, (x,), (tangent,))[1],
+        lambda one: torch.func.jacfwd(one)(x[:1]),
+        lambda one: torch.func.jacrev(one)(x[:1]),
+    ):
+        agrees(take(fused), take(model))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, tangent)
+        agrees(forward_ad.unpack_dual(fused(dual)).tangent, forward_ad.unpack_dual(model(dual)).tangent)
+    agrees(fused(x), model(x))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -18,7 +18,7 @@ from jitdnn.frameworks.torch import normalization
 from jitdnn.frameworks.torch.convolution import memory_format
 from jitdnn.frameworks.torch.double import derivatives_of_gradients
 from jitdnn.frameworks.torch.kinds import Computation, Ways
-from jitdnn.frameworks.torch.registry import define
+from jitdnn.frameworks.torch.registry import define, in_order
 from jitdnn.handle import Handle
 
 aten = torch.ops.aten
@@ -101,7 +101,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
-    dy = dy.contiguous(memory_format=memory_format(saved[0]))
+    dy = in_order(dy, memory_format(saved[0]))
     found = batch_norm_activation_backward(dy, *saved, *ctx.rest)
     return (*normalization.wanted(ctx, found), None, None, None)
 

@@ -26,7 +26,7 @@ from jitdnn.frameworks.torch.launch import Direct, GpuLaunch, Launch, native, of
 from jitdnn.frameworks.torch.native_run import Place
 from jitdnn.frameworks.torch.normalization import batch_launch
 from jitdnn.frameworks.torch.options import handle_of
-from jitdnn.frameworks.torch.registry import hooks_of_saved, node, plain_device
+from jitdnn.frameworks.torch.registry import hooks_of_saved, in_order, node, plain_device
 from jitdnn.retention import Recent
 
 IDENTITY = "identity"
@@ -302,7 +302,7 @@ def _by_operator(
     batch: Batch, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, statistics: Tensor
 ) -> tuple[Tensor, ...]:
     """The gradients by the operator, which has gradients itself."""
-    dy = dy.contiguous(memory_format=memory_format(x))
+    dy = in_order(dy, memory_format(x))
     mean, rstd = statistics.unbind(0)
     found: tuple[Tensor, ...]
     if batch.activation == IDENTITY:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
@@ -34,7 +35,7 @@ from jitdnn.frameworks.torch.gpu_program import GpuProgram
 from jitdnn.frameworks.torch.graph import calling_module, capture, fits, has_images, words
 from jitdnn.frameworks.torch.options import Options, handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.program import Program
-from jitdnn.frameworks.torch.registry import is_dense
+from jitdnn.frameworks.torch.registry import is_dense, is_transformed
 from jitdnn.handle import Handle
 from jitdnn.locks import lock
 from jitdnn.ops.kept_filter import KeptFilter
@@ -110,8 +111,8 @@ class FusedFunction:
         if ahead is not None and ahead.prepared.weights == _stamp_of(ahead.prepared, constants):
             return ahead.results
         key = self._key(inputs)
-        if key not in self._kinds:
-            if len(self._kinds) >= MOST_PROGRAMS and self._limit is None:
+        if self._limit is None and key not in self._kinds:
+            if len(self._kinds) >= MOST_PROGRAMS:
                 log.fallback_once(
                     ("fused kinds", id(self)),
                     f"{self._what} has been called with {MOST_PROGRAMS} kinds of inputs: others run unfused, since "
@@ -440,6 +441,8 @@ def _reason(inputs: Sequence[Tensor]) -> str | None:
     """Why a call cannot be fused, in words; None if it can."""
     if is_disabled():
         return "JITDNN_DISABLE is set"
+    if is_transformed() or forward_ad._current_level >= 0:
+        return "a transform of torch.func, or a derivative that is taken forward, goes through the call"
     for x in inputs:
         if x.requires_grad and torch.is_grad_enabled():
             return "an input requires its gradient"
@@ -471,8 +474,10 @@ def fuse(
     of filters. Each kind of inputs is within the limit by itself. What `footprint(*inputs)` of the module tells counts;
     machine code, what operators of PyTorch's take inside of their kernels, and the first call, which measures, do not.
 
-    The model is shared, not copied. When its parameters or buffers change they are folded and prepared again.
-    An input that requires its gradient, inputs on several devices, or JITDNN_DISABLE=1 make a call run the model.
+    The model is shared, not copied. When its parameters or buffers change they are folded and prepared again; of those
+    that were made in inference mode, which count no changes, only where another tensor takes their place.
+    An input that requires its gradient, inputs on several devices, transforms of `torch.func` and derivatives that are
+    taken forward, or JITDNN_DISABLE=1 make a call run the model.
 
     On an NVIDIA GPU the graph runs by the engine of graphs there, as CUDA graphs where it is captured once, with what
     cannot be translated by PyTorch's operators in between. With measure="first" it is measured as a whole beside the

@@ -13,7 +13,7 @@ from jitdnn.frameworks.torch.double import derivatives_of_gradients
 from jitdnn.frameworks.torch.fresh import fresh_like, without_data
 from jitdnn.frameworks.torch.kinds import Computation, Operation, Ways
 from jitdnn.frameworks.torch.launch import Direct, Run, descriptor, direct, prepared
-from jitdnn.frameworks.torch.registry import define
+from jitdnn.frameworks.torch.registry import define, in_order
 from jitdnn.handle import Handle
 from jitdnn.ops import batch_norm as batch
 from jitdnn.ops import layer_norm as layer
@@ -171,7 +171,7 @@ def _batch_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
 
 def _batch_gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     x, weight, mean, rstd = ctx.saved_tensors
-    dy = dy.contiguous(memory_format=memory_format(x))
+    dy = in_order(dy, memory_format(x))
     found = batch_norm_backward(dy, x, weight, mean, rstd, ctx.epsilon, ctx.options)
     return (*wanted(ctx, found), None, None)
 

@@ -15,7 +15,7 @@ from jitdnn.frameworks.torch.fresh import fresh_like, without_data
 from jitdnn.frameworks.torch.kinds import Computation, Operation, Ways
 from jitdnn.frameworks.torch.launch import Run, descriptor, prepared
 from jitdnn.frameworks.torch.outputs import changes_of
-from jitdnn.frameworks.torch.registry import define, hooks_of_saved, is_graph_kept
+from jitdnn.frameworks.torch.registry import define, hooks_of_saved, in_order, is_graph_kept, is_transformed
 from jitdnn.handle import Handle
 from jitdnn.ops import pooling
 from jitdnn.problems.pooling import Pooling, output_shape
@@ -274,7 +274,7 @@ def _max_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 def _packed(dy: Tensor, like: Tensor) -> Tensor:
     """A gradient that is no view of fewer elements, in the order of the result."""
-    return dy if dy.stride() == like.stride() else dy.contiguous(memory_format=memory_format(like))
+    return dy if dy.stride() == like.stride() else in_order(dy, memory_format(like))
 
 
 def _avg_fake(
@@ -298,7 +298,7 @@ def _avg_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _avg_derivative(
     ctx: Any, dy: Tensor, kept: Sequence[Tensor], behind: Sequence[Any], options: str
 ) -> tuple[Tensor]:
-    return (avg_pool_backward(dy.contiguous(memory_format=ctx.form), *behind, options),)
+    return (avg_pool_backward(in_order(dy, ctx.form), *behind, options),)
 
 
 def _avg_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -316,7 +316,7 @@ def _max_double_gradients(ctx: Any, ddx: Tensor) -> tuple[Any, ...]:
     space, (window, stride, padding, dilation, is_ceil, _) = x.dim() - 2, ctx.rest
     arguments = (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), _wide(dilation, 1), is_ceil)
     indices = _as_given(_MAX[space].default(_as_image(x, space), *arguments)[1], space)
-    ddy = ddx.flatten(2).gather(2, indices.flatten(2)).view(indices.shape)
+    ddy = ddx.reshape(*ddx.shape[:2], -1).gather(2, indices.flatten(2)).view(indices.shape)
     return (ddy, *[None] * 8)
 
 
@@ -325,7 +325,9 @@ def _avg_double_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _avg_double_gradients(ctx: Any, ddx: Tensor) -> tuple[Any, ...]:
-    return (avg_pool(ddx.contiguous(memory_format=memory_format(ddx)), *ctx.rest), *[None] * 7)
+    if not is_transformed():  # whose tensors cannot be asked for the order of their axes
+        ddx = ddx.contiguous(memory_format=memory_format(ddx))
+    return (avg_pool(ddx, *ctx.rest), *[None] * 7)
 
 
 _WINDOW = "int[] window, int[] stride, int[] padding"

@@ -159,6 +159,22 @@ def is_eager() -> bool:
     )
 
 
+def is_transformed() -> bool:
+    """Whether a transform of functorch takes part, or gradients of a batch of results are taken together."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED)
+    )
+
+
+def in_order(tensor: Tensor, form: torch.memory_format) -> Tensor:
+    """A tensor with its axes in this order; also one of a batch of vmap's, which has no rule for that."""
+    if form is torch.contiguous_format or not is_transformed():
+        return tensor.contiguous(memory_format=form)
+    like = torch.empty(tensor.shape, device="meta", memory_format=form)
+    return tensor.new_empty_strided(tensor.shape, like.stride()).copy_(tensor)
+
+
 def is_autocast_on(device: str) -> bool:
     """Whether autocast lowers the types of operands on this type of device; on "meta" and others it cannot be asked."""
     return device in KEYS and torch.is_autocast_enabled(device)
