@@ -121,6 +121,18 @@ def test_weights_that_change_or_go(calls: dict[str, list[int]]) -> None:
     assert calls["_foreach_copy_"][-1] == 2  # those of the layer that is gone are gone
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_weights_made_in_inference_mode_are_cast_one_by_one(mode: Any, calls: dict[str, list[int]]) -> None:
+    """They count no changes, by which copies are told to be those of before."""
+    with torch.inference_mode():
+        model = jt.convert(network().eval(), measure="never")
+        stock = jt.revert(copy.deepcopy(model))
+    for _ in range(5):
+        with mode(), torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(model(X), stock(X), rtol=2e-2, atol=2e-2)
+    assert not calls["_foreach_copy_"]
+
+
 def test_a_call_that_fails_leaves_nothing(calls: dict[str, list[int]]) -> None:
     model = jt.convert(network(), measure="never")
     with torch.autocast("cpu", torch.bfloat16):

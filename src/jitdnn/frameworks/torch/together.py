@@ -168,7 +168,12 @@ class Together:
                 and self._thread == threading.get_ident()
             ):
                 return copy
-        elif self._thread == threading.get_ident() and type(weight) in OWN and costs_a_launch(weight):
+        elif (
+            self._thread == threading.get_ident()
+            and type(weight) in OWN
+            and not weight.is_inference()  # which counts no versions
+            and costs_a_launch(weight)
+        ):
             self._casts[id(weight)] = _Cast(weight, dtype)
         return None
 
