@@ -40,6 +40,13 @@ class _Remembering:
     _jitdnn_options: str
     _jitdnn_calls: Remembered | None = None
     _jitdnn_stock_calls: StockCalls | None = None
+    #: axes of space, of convolutions
+    _spatial: ClassVar[int]
+
+    def __init_subclass__(cls, spatial: int = 0, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        if spatial:
+            cls._spatial = spatial
 
     def _remembered(self: Any, input: Tensor) -> Tensor:
         found: Tensor
@@ -67,7 +74,6 @@ class _Convolution(_Remembering):
     padding: Any
     dilation: tuple[int, ...]
     groups: int
-    _spatial: ClassVar[int]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         found: Tensor
@@ -119,28 +125,20 @@ class _Convolution(_Remembering):
         return found
 
 
-class Conv1d(_Convolution, nn.Conv1d):
+class Conv1d(_Convolution, nn.Conv1d, spatial=1):
     """`torch.nn.Conv1d`."""
 
-    _spatial = 1
 
-
-class Conv2d(_Convolution, nn.Conv2d):
+class Conv2d(_Convolution, nn.Conv2d, spatial=2):
     """`torch.nn.Conv2d`."""
 
-    _spatial = 2
 
-
-class Conv3d(_Convolution, nn.Conv3d):
+class Conv3d(_Convolution, nn.Conv3d, spatial=3):
     """`torch.nn.Conv3d`."""
-
-    _spatial = 3
 
 
 class _Transposed(_Remembering):
     """What the converted classes of transposed convolutions have in common."""
-
-    _spatial: ClassVar[int]
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         found: Tensor
@@ -187,22 +185,16 @@ class _Transposed(_Remembering):
         return found
 
 
-class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
+class ConvTranspose1d(_Transposed, nn.ConvTranspose1d, spatial=1):
     """`torch.nn.ConvTranspose1d`."""
 
-    _spatial = 1
 
-
-class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
+class ConvTranspose2d(_Transposed, nn.ConvTranspose2d, spatial=2):
     """`torch.nn.ConvTranspose2d`."""
 
-    _spatial = 2
 
-
-class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
+class ConvTranspose3d(_Transposed, nn.ConvTranspose3d, spatial=3):
     """`torch.nn.ConvTranspose3d`."""
-
-    _spatial = 3
 
 
 class LazyConv1d(nn.LazyConv1d):
@@ -223,25 +215,22 @@ class LazyConv3d(nn.LazyConv3d):
     cls_to_become = Conv3d
 
 
-class LazyConvTranspose1d(_Transposed, nn.LazyConvTranspose1d):
+class LazyConvTranspose1d(_Transposed, nn.LazyConvTranspose1d, spatial=1):
     """`torch.nn.LazyConvTranspose1d`, which becomes a converted `ConvTranspose1d`."""
 
     cls_to_become = ConvTranspose1d
-    _spatial = 1
 
 
-class LazyConvTranspose2d(_Transposed, nn.LazyConvTranspose2d):
+class LazyConvTranspose2d(_Transposed, nn.LazyConvTranspose2d, spatial=2):
     """`torch.nn.LazyConvTranspose2d`, which becomes a converted `ConvTranspose2d`."""
 
     cls_to_become = ConvTranspose2d
-    _spatial = 2
 
 
-class LazyConvTranspose3d(_Transposed, nn.LazyConvTranspose3d):
+class LazyConvTranspose3d(_Transposed, nn.LazyConvTranspose3d, spatial=3):
     """`torch.nn.LazyConvTranspose3d`, which becomes a converted `ConvTranspose3d`."""
 
     cls_to_become = ConvTranspose3d
-    _spatial = 3
 
 
 class Linear(_Remembering, nn.Linear):

@@ -90,6 +90,17 @@ _FUNCTIONS: dict[str, Any] = {
 }
 
 
+class _OfFunction:
+    """What converted classes have in common that call one function of torch's: its name."""
+
+    _function: ClassVar[str]
+
+    def __init_subclass__(cls, function: str = "", **others: Any) -> None:
+        super().__init_subclass__(**others)
+        if function:
+            cls._function = function
+
+
 class LayerNorm(nn.LayerNorm):
     """`torch.nn.LayerNorm`."""
 
@@ -98,10 +109,8 @@ class LayerNorm(nn.LayerNorm):
         return routed(F.layer_norm, arguments, {}, self._jitdnn_options, self)
 
 
-class _MaxPool:
+class _MaxPool(_OfFunction):
     """What the converted classes of maximum pooling have in common."""
-
-    _function: ClassVar[str]
 
     def forward(self: Any, input: Tensor) -> Any:
         arguments = (
@@ -110,28 +119,20 @@ class _MaxPool:
         return routed(_FUNCTIONS[self._function], arguments, {}, self._jitdnn_options, self)
 
 
-class MaxPool1d(_MaxPool, nn.MaxPool1d):
+class MaxPool1d(_MaxPool, nn.MaxPool1d, function="max_pool1d"):
     """`torch.nn.MaxPool1d`."""
 
-    _function = "max_pool1d"
 
-
-class MaxPool2d(_MaxPool, nn.MaxPool2d):
+class MaxPool2d(_MaxPool, nn.MaxPool2d, function="max_pool2d"):
     """`torch.nn.MaxPool2d`."""
 
-    _function = "max_pool2d"
 
-
-class MaxPool3d(_MaxPool, nn.MaxPool3d):
+class MaxPool3d(_MaxPool, nn.MaxPool3d, function="max_pool3d"):
     """`torch.nn.MaxPool3d`."""
 
-    _function = "max_pool3d"
 
-
-class _AvgPool:
+class _AvgPool(_OfFunction):
     """What the converted classes of average pooling have in common."""
-
-    _function: ClassVar[str]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         arguments = (
@@ -147,22 +148,16 @@ class _AvgPool:
         return routed(_FUNCTIONS[self._function], arguments, named, self._jitdnn_options, self)
 
 
-class AvgPool1d(_AvgPool, nn.AvgPool1d):
+class AvgPool1d(_AvgPool, nn.AvgPool1d, function="avg_pool1d"):
     """`torch.nn.AvgPool1d`."""
 
-    _function = "avg_pool1d"
 
-
-class AvgPool2d(_AvgPool, nn.AvgPool2d):
+class AvgPool2d(_AvgPool, nn.AvgPool2d, function="avg_pool2d"):
     """`torch.nn.AvgPool2d`."""
 
-    _function = "avg_pool2d"
 
-
-class AvgPool3d(_AvgPool, nn.AvgPool3d):
+class AvgPool3d(_AvgPool, nn.AvgPool3d, function="avg_pool3d"):
     """`torch.nn.AvgPool3d`."""
-
-    _function = "avg_pool3d"
 
 
 class GroupNorm(nn.GroupNorm):
@@ -183,10 +178,8 @@ class RMSNorm(nn.RMSNorm):
         return found
 
 
-class _AdaptivePool:
+class _AdaptivePool(_OfFunction):
     """What the converted classes of adaptive pooling have in common."""
-
-    _function: ClassVar[str]
 
     def forward(self: Any, input: Tensor) -> Any:
         named = {"return_indices": True} if getattr(self, "return_indices", False) else {}
@@ -195,40 +188,28 @@ class _AdaptivePool:
         )
 
 
-class AdaptiveAvgPool1d(_AdaptivePool, nn.AdaptiveAvgPool1d):
+class AdaptiveAvgPool1d(_AdaptivePool, nn.AdaptiveAvgPool1d, function="adaptive_avg_pool1d"):
     """`torch.nn.AdaptiveAvgPool1d`."""
 
-    _function = "adaptive_avg_pool1d"
 
-
-class AdaptiveAvgPool2d(_AdaptivePool, nn.AdaptiveAvgPool2d):
+class AdaptiveAvgPool2d(_AdaptivePool, nn.AdaptiveAvgPool2d, function="adaptive_avg_pool2d"):
     """`torch.nn.AdaptiveAvgPool2d`."""
 
-    _function = "adaptive_avg_pool2d"
 
-
-class AdaptiveAvgPool3d(_AdaptivePool, nn.AdaptiveAvgPool3d):
+class AdaptiveAvgPool3d(_AdaptivePool, nn.AdaptiveAvgPool3d, function="adaptive_avg_pool3d"):
     """`torch.nn.AdaptiveAvgPool3d`."""
 
-    _function = "adaptive_avg_pool3d"
 
-
-class AdaptiveMaxPool1d(_AdaptivePool, nn.AdaptiveMaxPool1d):
+class AdaptiveMaxPool1d(_AdaptivePool, nn.AdaptiveMaxPool1d, function="adaptive_max_pool1d"):
     """`torch.nn.AdaptiveMaxPool1d`."""
 
-    _function = "adaptive_max_pool1d"
 
-
-class AdaptiveMaxPool2d(_AdaptivePool, nn.AdaptiveMaxPool2d):
+class AdaptiveMaxPool2d(_AdaptivePool, nn.AdaptiveMaxPool2d, function="adaptive_max_pool2d"):
     """`torch.nn.AdaptiveMaxPool2d`."""
 
-    _function = "adaptive_max_pool2d"
 
-
-class AdaptiveMaxPool3d(_AdaptivePool, nn.AdaptiveMaxPool3d):
+class AdaptiveMaxPool3d(_AdaptivePool, nn.AdaptiveMaxPool3d, function="adaptive_max_pool3d"):
     """`torch.nn.AdaptiveMaxPool3d`."""
-
-    _function = "adaptive_max_pool3d"
 
 
 class ELU(nn.ELU):
@@ -247,53 +228,39 @@ class GELU(nn.GELU):
         return routed(F.gelu, (input,), {"approximate": self.approximate}, self._jitdnn_options, self)
 
 
-class _Activation:
+class _Activation(_OfFunction):
     """What the converted classes of activations have in common."""
-
-    _function: ClassVar[str]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         named = {"inplace": True} if getattr(self, "inplace", False) else {}
         return routed(_FUNCTIONS[self._function], (input,), named, self._jitdnn_options, self)
 
 
-class SiLU(_Activation, nn.SiLU):
+class SiLU(_Activation, nn.SiLU, function="silu"):
     """`torch.nn.SiLU`."""
-
-    _function = "silu"
 
     def forward(self, input: Tensor) -> Tensor:
         return activating(F.silu, super().forward, input, self.inplace)
 
 
-class Mish(_Activation, nn.Mish):
+class Mish(_Activation, nn.Mish, function="mish"):
     """`torch.nn.Mish`."""
 
-    _function = "mish"
 
-
-class Hardswish(_Activation, nn.Hardswish):
+class Hardswish(_Activation, nn.Hardswish, function="hardswish"):
     """`torch.nn.Hardswish`."""
 
-    _function = "hardswish"
 
-
-class Tanh(_Activation, nn.Tanh):
+class Tanh(_Activation, nn.Tanh, function="tanh"):
     """`torch.nn.Tanh`."""
 
-    _function = "tanh"
 
-
-class Sigmoid(_Activation, nn.Sigmoid):
+class Sigmoid(_Activation, nn.Sigmoid, function="sigmoid"):
     """`torch.nn.Sigmoid`."""
 
-    _function = "sigmoid"
 
-
-class _Softmax:
+class _Softmax(_OfFunction):
     """What the converted classes of softmax have in common."""
-
-    _function: ClassVar[str]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         if self.dim is None:
@@ -301,16 +268,12 @@ class _Softmax:
         return routed(_FUNCTIONS[self._function], (input, self.dim), {}, self._jitdnn_options, self)
 
 
-class Softmax(_Softmax, nn.Softmax):
+class Softmax(_Softmax, nn.Softmax, function="softmax"):
     """`torch.nn.Softmax`."""
 
-    _function = "softmax"
 
-
-class LogSoftmax(_Softmax, nn.LogSoftmax):
+class LogSoftmax(_Softmax, nn.LogSoftmax, function="log_softmax"):
     """`torch.nn.LogSoftmax`."""
-
-    _function = "log_softmax"
 
 
 class CrossEntropyLoss(nn.CrossEntropyLoss):
