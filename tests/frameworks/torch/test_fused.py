@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -267,6 +267,35 @@ def test_threads_that_call_at_once() -> None:
         thread.join()
     for one, other in zip(got, wanted, strict=True):
         agrees(one, other)
+
+
+def test_a_call_while_another_thread_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture has others in the places of the model's weights, which calls of prepared kinds must not read."""
+    model = nn.Linear(4, 3).eval()
+    fused, x = ours(model), torch.randn(2, 4)
+    wanted = fused(x).clone()
+    swapped, has_read, got = Event(), Event(), list[Any]()
+    real = nn.Linear.forward
+
+    def forward(self: Any, input: Any) -> Any:
+        if len(input) == 5:
+            swapped.set()
+            has_read.wait(0.2)  # the other thread waits for the end of this
+        return real(self, input)
+
+    def work() -> None:
+        swapped.wait()
+        with torch.no_grad():
+            got.append(fused(x).clone())
+        has_read.set()
+
+    monkeypatch.setattr(nn.Linear, "forward", forward)
+    thread = Thread(target=work)
+    thread.start()
+    y = torch.randn(5, 4)
+    agrees(fused(y), model(y))
+    thread.join()
+    assert torch.equal(got[0], wanted)
 
 
 def test_an_input_that_requires_its_gradient_runs_the_model() -> None:

@@ -35,12 +35,13 @@ from jitdnn.frameworks.torch.gpu_program import GpuProgram
 from jitdnn.frameworks.torch.graph import calling_module, capture, fits, has_images, words
 from jitdnn.frameworks.torch.options import Options, handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.program import Program
-from jitdnn.frameworks.torch.registry import is_dense, is_transformed
+from jitdnn.frameworks.torch.registry import is_dense
 from jitdnn.handle import Handle
 from jitdnn.locks import lock
 from jitdnn.ops.kept_filter import KeptFilter
 from jitdnn.retention import Recent
 
+_transform = torch._C._functorch.peek_interpreter_stack
 MOST_PROGRAMS = 16
 """Kinds of inputs for which one function keeps a program; what was not used for longest is prepared again."""
 
@@ -400,7 +401,7 @@ class FusedModule(nn.Module):
                 (tuple(leaves), {}) if isinstance(spec, int) else pytree.tree_unflatten(leaves, spec)
             )
             running: list[str] = []
-            with calling_module(self.model, running):
+            with self._watched.swapped(), calling_module(self.model, running):
                 try:
                     result = functional_call(self.model, held, args, kwargs, tie_weights=False)
                 except Exception as error:
@@ -441,7 +442,7 @@ def _reason(inputs: Sequence[Tensor]) -> str | None:
     """Why a call cannot be fused, in words; None if it can."""
     if is_disabled():
         return "JITDNN_DISABLE is set"
-    if is_transformed() or forward_ad._current_level >= 0:
+    if _transform() is not None or forward_ad._current_level >= 0:
         return "a transform of torch.func, or a derivative that is taken forward, goes through the call"
     for x in inputs:
         if x.requires_grad and torch.is_grad_enabled():

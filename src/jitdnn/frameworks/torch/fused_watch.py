@@ -3,11 +3,14 @@ those that it was prepared with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any
 
 from torch import Tensor, nn
+
+from jitdnn.locks import lock
 
 Stamp = tuple[int, list[int]]
 
@@ -66,6 +69,18 @@ class Watched:
         # where a class keeps the mode elsewhere its attribute is asked
         self._modes = [vars(module) for _, module in self._modules if "training" in vars(module)]
         self._others = [module for _, module in self._modules if "training" not in vars(module)]
+        self._swaps = 0  # odd while others are in the places of parameters and buffers
+        self._lock = lock()
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """While the thread puts others in the places of parameters and buffers, as captures do; others wait for it."""
+        with self._lock:
+            self._swaps += 1
+            try:
+                yield
+            finally:
+                self._swaps += 1
 
     def training(self) -> tuple[str, nn.Module] | None:
         """The first module in training mode with its name, None where none is."""
@@ -76,6 +91,14 @@ class Watched:
     def tensors(self) -> list[Tensor] | None:
         """The parameters and buffers; None where modules are others, or places are filled that were empty, or emptied:
         then a model is watched anew."""
+        before = self._swaps
+        found = self._found()
+        if before % 2 or self._swaps != before:
+            with self._lock:  # those of another thread's capture may be among them
+                found = self._found()
+        return found
+
+    def _found(self) -> list[Tensor] | None:
         if self._children.entries() != self._expected:
             return None
         found, empty = self._present.entries(), self._absent.entries()
