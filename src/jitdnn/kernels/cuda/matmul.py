@@ -1,12 +1,12 @@
 """Matrix products on the tensor cores: convolutions with a single tap, run by the kernels of implicit_gemm.
 
-c[m, n] = sum over k of a[m, k] b[k, n] is one of three convolutions; the strides say which reads neighbours in memory:
+c[m, n] = sum over k of a[m, k] b[k, n] is one of three convolutions; the strides decide which reads contiguous memory:
 
     rows      fprop: a's rows are pixels with k channels, b is the filter      (a is K-major)
     columns   the same of the transposed matrices                              (b is K-major)
     across    wgrad: k are the pixels                                          (both are MN-major)
 
-The products of a batch take the place of groups where one stride leads from each to the next, or, but for `across`,
+The products of a batch take the place of groups where one stride leads from each to the next, or, except for `across`,
 where it does within runs that are evenly spaced: heads within images.
 """
 

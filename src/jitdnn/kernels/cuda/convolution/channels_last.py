@@ -1,7 +1,7 @@
-"""Convolutions of channels first by algorithms of channels last: operands are copied before, the result behind.
+"""Convolutions with channels first by algorithms for channels last: operands are copied before, the result after.
 
-A copy moves a tensor twice at the speed of memory, whatever the two orders are. An algorithm that reads 16 bytes of
-neighbouring channels at a time takes 4 to 8 times as many instructions for channels that lie apart, or does not take
+A copy moves a tensor twice at the speed of memory, whatever the two layouts are. An algorithm that reads 16 bytes of
+neighbouring channels at a time takes 4 to 8 times as many instructions for channels that are not contiguous, or refuses
 them.
 """
 

@@ -1,4 +1,4 @@
-"""Recurrent layers on NVIDIA GPUs: the steps of a layer are one launch, whose thread blocks keep the weights."""
+"""Recurrent layers on NVIDIA GPUs: one launch runs all steps, and its thread blocks keep the weights on chip."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Convolution in all directions as an implicit product on the tensor cores (`mma.sync`), for sm_80 and later.
 
-Channels-last tensors are read where they are. Others, and those whose channels no wide copy divides, are packed into
-the workspace first, or are read element by element where no workspace is wanted. A product with too few tiles for the
+Channels-last tensors are read in place. Others, and those whose channels no wide copy divides, are packed into the
+workspace first, or are read element by element where no workspace is allowed. A product with too few tiles for the
 device is split along K, and the partial sums are added in a fixed order. wgrad sums over pixels, which are many, for
-results that are few: it is nearly always split.
+few results: it is nearly always split.
 """
 
 from __future__ import annotations

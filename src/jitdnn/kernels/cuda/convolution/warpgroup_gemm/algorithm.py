@@ -1,8 +1,8 @@
-"""Convolution in all directions as an implicit product by warpgroups (`wgmma`), on operands that TMA brings: sm_90a.
+"""Convolution in all directions as an implicit product by warpgroups (`wgmma`) on operands copied by TMA: sm_90a.
 
-Channels-last tensors at addresses that are multiples of 16 bytes are read where they are; others are packed into the
-workspace first, or refused where none is wanted. A product with too few tiles for the device is split along K, and the
-partial sums are added in a fixed order. Shapes are arguments of the kernels: few are compiled.
+Channels-last tensors at addresses that are multiples of 16 bytes are read in place; others are packed into the
+workspace first, or refused where none is allowed. A product with too few tiles for the device is split along K, and the
+partial sums are added in a fixed order. Shapes are arguments of the kernels, so few kernels are compiled.
 """
 
 from __future__ import annotations
