@@ -30,7 +30,7 @@ def onnx_counts() -> str:
     lines = [
         f"Of the {record['tests']} node tests in onnx {record['onnx']}, **{passed} pass**, {refused} are refused, none "
         f"fails. {record['plain']} of those that pass compute nothing (views, "
-        f"shapes, constants, conversions of types, sequences, branches); "
+        f"shapes, constants, type conversions, sequences, branches); "
         f"{several} are whole graphs, the definition of an operator by others.",
         "",
         "| operators covered | tests passed of each |",
@@ -44,7 +44,7 @@ def onnx_counts() -> str:
     others = {name: n for name, n in record["passed"].items() if name not in {*record["operators"], SEVERAL}}
     if others:
         listed = ", ".join(f"`{name}` {count}" for name, count in sorted(others.items()))
-        lines += ["", f"Put together from these, as ONNX defines them: {listed}."]
+        lines += ["", f"Composed of these, as ONNX defines them: {listed}."]
     models = record["models"]
     left = sum(map(len, models["refused"].values()))
     lines += [
@@ -116,23 +116,23 @@ def torch_operators() -> str:
         (
             r"SyncBatchNorm",
             functional.NORMALIZED,
-            'any strides; eager calls alone; on cuda with `measure="never"`',
+            'any strides; eager calls only; on cuda with `measure="never"`',
             (problems.BatchNorm,),
         ),
         (
             r"GroupNorm",
             functional.BATCH_NORMALIZED,
-            "any strides; eager calls alone, under autocast on cuda, too",
+            "any strides; eager calls only, under autocast on cuda, too",
             (problems.GroupNorm,),
         ),
         (
             r"InstanceNorm\w*",
             functional.BATCH_NORMALIZED,
-            "any strides; eager calls alone, under autocast, too",
+            "any strides; eager calls only, under autocast, too",
             (problems.GroupNorm,),
         ),
-        (r"RMSNorm", functional.NORMALIZED, "any strides; eager calls alone", (problems.LayerNorm,)),
-        (r"Adaptive\w*", DTYPES, "any strides; eager calls alone", (problems.Pooling,)),
+        (r"RMSNorm", functional.NORMALIZED, "any strides; eager calls only", (problems.LayerNorm,)),
+        (r"Adaptive\w*", DTYPES, "any strides; eager calls only", (problems.Pooling,)),
         (
             r"LayerNorm",
             functional.NORMALIZED,
@@ -149,11 +149,11 @@ def torch_operators() -> str:
         (
             r"(Log)?Softmax|CrossEntropyLoss",
             DTYPES,
-            "any strides; eager calls alone",
+            "any strides; eager calls only",
             (problems.Softmax, problems.CrossEntropy),
         ),
-        (r"Upsample", DTYPES, "any strides; eager calls alone", (problems.Resize,)),
-        (r"LSTM|GRU|RNN", DTYPES, "any strides; eager calls alone", (problems.Recurrent,)),
+        (r"Upsample", DTYPES, "any strides; eager calls only", (problems.Resize,)),
+        (r"LSTM|GRU|RNN", DTYPES, "any strides; eager calls only", (problems.Recurrent,)),
     ):
         listed = [kind for kind in kinds if re.fullmatch(names, kind)]
         kinds = [kind for kind in kinds if kind not in listed]
@@ -164,7 +164,7 @@ def torch_operators() -> str:
         )
     if kinds == ["ReLU"]:  # by torch's kernels
         types = ", ".join(DTYPES.values())
-        lines.append(f"| `ReLU` | {types} | training by torch's kernels, into memory that stays | cpu |")
+        lines.append(f"| `ReLU` | {types} | training by PyTorch's kernels, into reused memory | cpu |")
     elif kinds:
         raise KeyError(f"no row has {kinds}")
     return "\n".join(lines) + "\n"
@@ -185,7 +185,7 @@ def torch_left() -> str:
     from jitdnn.frameworks.torch.left import LEFT
 
     rows = [f"| {', '.join(f'`{name}`' for name in names)} | {reason} |" for names, reason in LEFT.items()]
-    return "\n".join(["| modules | why they stay torch's |", "| --- | --- |", *rows]) + "\n"
+    return "\n".join(["| modules | why they stay PyTorch's |", "| --- | --- |", *rows]) + "\n"
 
 
 def cudnn_functions() -> str:
@@ -207,6 +207,13 @@ def cudnn_functions() -> str:
     refused = groups.pop("Refused")
     total = len(FUNCTIONS)
     lines = [f"{total} functions: {total - len(refused)} work, {len(refused)} are refused by name.", ""]
-    for title, rows in (*groups.items(), ("Refused, and why", refused)):
-        lines += [f"## {title}", "", "| function | arguments | |", "| --- | --- | --- |", *rows, ""]
+    for title, rows in (*groups.items(), ("Refused functions, and why", refused)):
+        lines += [
+            f"### {title}",
+            "",
+            "| function | arguments | what it does |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+        ]
     return "\n".join(lines) + "\n"

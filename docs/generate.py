@@ -272,7 +272,7 @@ def _examples(page: str) -> Iterator[str]:
     device = _device()
     yield (
         "Algorithms of `cpu`, with the workspace for two threads with AVX2. The error bound is the largest\n"
-        "`||out - reference|| / ||reference||` on well-conditioned data, against the float64 reference; the tests check it."
+        "`||out - reference|| / ||reference||` on well-conditioned data, against the float64 reference; tests check it."
     )
     yield ""
     yield "| problem | algorithm | workspace | error bound |"
