@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ def onnx_counts() -> str:
     passed, refused = sum(record["passed"].values()), sum(map(len, record["refused"].values()))
     several = record["passed"].get(SEVERAL, 0)
     lines = [
-        f"Of the {record['tests']} node tests in onnx {record['onnx']}, **{passed} pass**, {refused} are refused, none "
-        f"fails. {record['plain']} of those that pass compute nothing (views, "
-        f"shapes, constants, type conversions, sequences, branches); "
-        f"{several} are whole graphs, the definition of an operator by others.",
+        textwrap.fill(
+            f"Of the {record['tests']} node tests in onnx {record['onnx']}, **{passed} pass**, {refused} are refused, "
+            f"none fails. {record['plain']} of those that pass compute nothing (views, "
+            f"shapes, constants, type conversions, sequences, branches); "
+            f"{several} are whole graphs, the definition of an operator by others.",
+            120,
+        ),
         "",
         "| operators covered | tests passed of each |",
         "| --- | --- |",
@@ -44,13 +48,16 @@ def onnx_counts() -> str:
     others = {name: n for name, n in record["passed"].items() if name not in {*record["operators"], SEVERAL}}
     if others:
         listed = ", ".join(f"`{name}` {count}" for name, count in sorted(others.items()))
-        lines += ["", f"Composed of these, as ONNX defines them: {listed}."]
+        lines += ["", textwrap.fill(f"Composed of these, as ONNX defines them: {listed}.", 120)]
     models = record["models"]
     left = sum(map(len, models["refused"].values()))
     lines += [
         "",
-        f"Of the {models['passed'] + left} small models in files that ship with onnx too, {models['passed']} pass "
-        f"and {left} are refused: {'; '.join(models['refused'])}.",
+        textwrap.fill(
+            f"Of the {models['passed'] + left} small models in files that ship with onnx too, {models['passed']} pass "
+            f"and {left} are refused: {'; '.join(models['refused'])}.",
+            120,
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -60,7 +67,7 @@ def onnx_microsoft() -> str:
     from jitdnn.frameworks.onnx import OPERATORS
 
     names = sorted(name for domain, name in OPERATORS if domain == "com.microsoft")
-    return ", ".join(f"`{name}`" for name in names) + "\n"
+    return textwrap.fill(", ".join(f"`{name}`" for name in names), 120) + "\n"
 
 
 def onnx_refused() -> str:
@@ -97,7 +104,7 @@ def torch_samples() -> str:
         f"{total['tried']} samples (evenly taken from {total['samples']}) **{total['agreed']} agree**, "
         f"{total['gradients']} of them with their gradients, {total['refused']} are refused, none differs."
     )
-    return "\n".join([head, "", *lines]) + "\n"
+    return "\n".join([textwrap.fill(head, 120), "", *lines]) + "\n"
 
 
 def torch_operators() -> str:
