@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers, and the sums that come back to them.
+"""Table look-up by index on GPUs, and its gradient: a sum for each row of the table.
 
     forward    a thread has some vectors of columns of rows of y: first their indices, then what these name
     backward   count: a thread block goes through all indices for a range of the table's rows    (`embedding.c`)
