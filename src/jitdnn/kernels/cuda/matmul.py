@@ -54,7 +54,7 @@ class Orientation:
 
 
 class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
-    """Products as convolutions; few tiles are split along k."""
+    """Matrix products as convolutions with one tap, by `mma.sync`; few tiles are split along k."""
 
     name = "matrix_units"
     problem = MatMul
@@ -96,14 +96,14 @@ class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
 
 
 class TensorCoreMatmulInPlace(TensorCoreMatmul):
-    """The same without workspace: nothing is packed, and k is not split."""
+    """`matrix_units` without workspace: nothing is packed, and k is not split."""
 
     name = "matrix_units_in_place"
     uses_workspace = False
 
 
 class MatmulFma(MultiplyAddAlgorithm[MatMul], TensorCoreMatmul):
-    """Products by multiply-adds in f32, as convolutions; few tiles are split along k."""
+    """Matrix products as convolutions with one tap, by multiply-adds in f32; few tiles are split along k."""
 
     name = "implicit_gemm_fma"
 

@@ -105,7 +105,7 @@ def _least(inner: Algorithm, merged: Convolution, device: GpuDevice) -> float:
 
 
 class MergedGroupsTf32(MergedGroups):
-    """The same of f32 that is rounded to tf32."""
+    """`groups_merged` for f32 that is rounded to tf32."""
 
     name = "groups_merged_tf32"
 

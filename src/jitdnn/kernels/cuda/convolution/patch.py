@@ -33,7 +33,7 @@ what they read among taps."""
 
 
 class Patch(KernelAlgorithm[Convolution, GpuDevice]):
-    """Filters of whole strides in all directions, as convolutions of fewer taps and more channels."""
+    """Filters and padding of whole strides, as convolutions of fewer taps and more channels: all directions."""
 
     name = "patch"
     version: ClassVar[int] = 2
@@ -98,7 +98,7 @@ class Patch(KernelAlgorithm[Convolution, GpuDevice]):
 
 
 class PatchF32(Patch):
-    """The same of f32, by products that are nearly as exact as f32 products."""
+    """`patch` for f32, by products that are nearly as exact as f32 products."""
 
     name = "patch_f32"
     version: ClassVar[int] = 1
@@ -113,7 +113,7 @@ class PatchF32(Patch):
 
 
 class PatchTf32(PatchF32):
-    """The same of f32 that is rounded to tf32."""
+    """`patch` for f32 that is rounded to tf32."""
 
     name = "patch_tf32"
     rounded = ()

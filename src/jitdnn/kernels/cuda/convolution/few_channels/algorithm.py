@@ -136,7 +136,7 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
 
 
 class FewChannelsF32(FewChannels):
-    """The same of f32, as two numbers of tf32, three products of which are added: nearly as exact as f32 products.
+    """`stem` for f32, as two numbers of tf32 and three products: nearly as exact as f32 products.
 
     Numbers of any size are multiplied so, and what is not finite stays what it is. Results below 2^-126 are right to
     2^-138, since each step of a sum is rounded to 2^-149.
@@ -150,7 +150,7 @@ class FewChannelsF32(FewChannels):
 
 
 class FewChannelsTf32(FewChannels):
-    """The same of f32 that is rounded to tf32."""
+    """`stem` for f32 that is rounded to tf32."""
 
     name = "stem_tf32"
     dtypes = ("f32",)

@@ -32,7 +32,7 @@ from jitdnn.problems.problem import Problem
 
 
 class Grouped(KernelAlgorithm[Convolution, GpuDevice]):
-    """All directions; see the module's text."""
+    """Few channels per group by `mma` on several neighbouring groups at a time: all directions."""
 
     name = "grouped"
     version: ClassVar[int] = 2
@@ -134,7 +134,7 @@ class GroupedF32(Grouped):
 
 
 class GroupedTf32(GroupedF32):
-    """The same of f32 that is rounded to tf32."""
+    """`grouped` for f32 that is rounded to tf32."""
 
     name = "grouped_tf32"
     rounded = ()

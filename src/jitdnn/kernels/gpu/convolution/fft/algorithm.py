@@ -37,7 +37,7 @@ FEWEST_TAPS = 32  # with fewer a sum is always faster
 
 
 class Fft(KernelAlgorithm[Convolution, GpuDevice]):
-    """All directions; see the module's text."""
+    """Long filters by fast Fourier transforms of pieces of images, within a thread block: all directions."""
 
     name = "fft"
     problem = Convolution
