@@ -232,6 +232,7 @@ def test_checkpoints(act: Any) -> None:
         torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_derivatives_taken_forward_are_torchs() -> None:
     stock = block(None)
     model, x = jt.convert(copy.deepcopy(stock), measure="never"), random(4, 5, 3, 3)
