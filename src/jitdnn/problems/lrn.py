@@ -21,6 +21,7 @@ from typing import Self
 import numpy as np
 
 from jitdnn.arguments import check_choice, integer_number
+from jitdnn.problems.directed import TwoWayProblem
 from jitdnn.problems.normalization import finite
 from jitdnn.problems.problem import (
     Operand,
@@ -29,9 +30,8 @@ from jitdnn.problems.problem import (
     as_descriptor,
     check_same_shape,
     check_spatial_rank,
-    settle_gradients,
 )
-from jitdnn.problems.words import Words, axes_word, layout_words, shape_word
+from jitdnn.problems.words import Words, axes_word, shape_word
 from jitdnn.tensor import TensorDescriptor
 
 DIRECTIONS = ("fwd", "bwd")
@@ -41,7 +41,7 @@ DEFAULTS = {"alpha": 1e-4, "beta": 0.75, "k": 2.0}
 
 
 @dataclass(frozen=True)
-class LRN(Problem, kinds=("lrn_fwd", "lrn_bwd")):
+class LRN(TwoWayProblem, kinds=("lrn_fwd", "lrn_bwd")):
     """y from x, or dx from dy and x; all of one shape (N, C, spatial), 1 to 3 spatial axes.
 
     `mode` is "across" or "within"; `size`, at least 1, the extent of the window along each of its axes. For "bwd",
@@ -69,7 +69,7 @@ class LRN(Problem, kinds=("lrn_fwd", "lrn_bwd")):
         check_window(self.size)
         settle_numbers(self)
         check_same_shape("y", self.y, "x", self.x)
-        settle_gradients(self, saved=("x",))
+        self._settle_gradients(saved=("x",))
         self._check_operands()
 
     @classmethod
@@ -95,18 +95,13 @@ class LRN(Problem, kinds=("lrn_fwd", "lrn_bwd")):
             dx, dy = dx or packed, dy or packed
         return cls(direction, mode, x, y or packed, size, alpha, beta, k, dx, dy)
 
-    @property
-    def kind(self) -> str:
-        return f"lrn_{self.direction}"
-
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """(x, y) forward, (dy, x, dx) backward."""
         if self.direction == "fwd":
             return Operand("x", self.x), Operand("y", self.y)
-        assert self.dx is not None
-        assert self.dy is not None
-        return Operand("dy", self.dy), Operand("x", self.x), Operand("dx", self.dx)
+        dy, dx = self.gradients
+        return dy, Operand("x", self.x), dx
 
     @property
     def window_axes(self) -> tuple[int, ...]:
@@ -135,8 +130,7 @@ class LRN(Problem, kinds=("lrn_fwd", "lrn_bwd")):
         return np.asarray(dy * s**-self.beta - 2 * self.scale * self.beta * x * parts)
 
     def _body(self) -> list[str]:
-        named = [(operand.name, operand.descriptor) for operand in self.operands]
-        return [self.mode, shape_word(self.x.shape), *number_words(self), self.dtype, *layout_words(named)]
+        return [self.mode, shape_word(self.x.shape), *number_words(self), self.dtype, *self._layout_words()]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:
