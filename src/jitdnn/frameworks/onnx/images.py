@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import warnings
-from typing import Any
 
 import numpy as np
 
 from jitdnn import limits
 from jitdnn.errors import InvalidArgument, NotSupported
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 
-Array = np.ndarray[Any, Any]
 _MODES = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
 _FORMATS = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")  # those that ONNX names
 

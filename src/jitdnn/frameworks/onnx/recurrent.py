@@ -13,11 +13,9 @@ import numpy as np
 
 from jitdnn.frameworks.onnx import recurrent_steps as steps
 from jitdnn.frameworks.onnx.movement import reverse_sequence
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.operand import Operand
-
-Array = np.ndarray[Any, Any]
 
 # places of the library's gates among ONNX's: LSTM has i o f c and we i f c o, GRU has z r h and we r z h
 _GATES = {"RNN": (0,), "LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}

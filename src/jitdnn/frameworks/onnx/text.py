@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidArgument, InvalidType, NotSupported
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.settings import check_bytes
 
-Array = np.ndarray[Any, Any]
 _POINTER = 8  # bytes of an element
 _PATTERN_BYTES = 8 << 20  # that RE2 may take for a pattern
 
