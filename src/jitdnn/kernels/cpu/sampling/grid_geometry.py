@@ -187,7 +187,7 @@ class Sampler:
     def rows(self) -> list[Value]:
         return [self.n[f"rows{a}"] for a in range(self.code.axes - 1)]
 
-    def counter(self, first: Value, images: Sequence[Value], with_blocks: bool = True) -> Counter:
+    def counter(self, first: Value, images: Sequence[Value]) -> Counter:
         """Over images and rows of pixels and blocks of a row; ``images`` are the strides of the tensors."""
         k, n, tensors = self.k, self.n, len(self.code.is_unit)
         steps = []

@@ -41,8 +41,6 @@ _SLOTS = Slots(
     *(f"{name}{axis}" for axis in range(AXES) for name in ("start", "weights")),
 )  # fmt: skip
 
-_Taps = Iterator[tuple[Pointer, Value]]
-
 
 @dataclass(frozen=True)
 class _Code:
