@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 
 from jitdnn import limits
-from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.errors import InvalidArgument, needed
 from jitdnn.frameworks.onnx.operator import Array, Site, table
 
 _MODES = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
@@ -21,10 +21,8 @@ def image_decoder(encoded: Array, /, *, pixel_format: str = "RGB", site: Site) -
     mode = _MODES.get(pixel_format)
     if mode is None:
         raise site.refuse(f"pixel_format {pixel_format!r} is not covered")
-    try:
+    with needed(f'{site.operator} needs the package pillow: pip install "jitdnn[caffe]"'):
         from PIL import Image  # only models with this operator need it
-    except ImportError:
-        raise NotSupported(f'{site.operator} needs the package pillow: pip install "jitdnn[caffe]"') from None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
