@@ -196,17 +196,17 @@ def _not_cropped(value: Any, name: str) -> int:
     return number
 
 
-def padding_pairs(value: Any, rank: int, name: str = "padding") -> tuple[tuple[int, int], ...]:
+def padding_pairs(value: Any, rank: int) -> tuple[tuple[int, int], ...]:
     """Padding as (before, after) pairs, one an axis: from a scalar, one number an axis, or such pairs."""
     if type(value) is tuple and len(value) == rank and all(
         type(pair) is tuple and len(pair) == 2 and _are_within(pair, 0, MOST) for pair in value
     ):  # fmt: skip
         return value
-    numbers = padding(value, name)
+    numbers = padding(value, "padding")
     entries = (numbers,) * rank if isinstance(numbers, int) else numbers
     if len(entries) != rank:
         raise InvalidArgument(
-            f"{name} has {len(entries)} entries for {rank} spatial axes: give one number, "
+            f"padding has {len(entries)} entries for {rank} spatial axes: give one number, "
             f"or {rank} numbers or (before, after) pairs"
         )
     return tuple((entry, entry) if isinstance(entry, int) else entry for entry in entries)

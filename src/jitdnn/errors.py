@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
 
@@ -117,3 +118,12 @@ class ProcessGroupError(JitdnnError):
 
     def __reduce__(self) -> tuple[type[ProcessGroupError], tuple[str, int | None], dict[str, Any]]:
         return type(self), (str(self), self.rank), self.__dict__
+
+
+@contextmanager
+def needed(message: str) -> Iterator[None]:
+    """A block of imports of a package that not everybody has. Raises NotSupported, with the message, without it."""
+    try:
+        yield
+    except ImportError:
+        raise NotSupported(message) from None

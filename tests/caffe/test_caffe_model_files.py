@@ -13,10 +13,9 @@ import caffe_protobuf
 from caffe_nets import LENET
 from jitdnn.caffe import Net, load_net, to_text
 from jitdnn.caffe.blob_proto import read_binaryproto, write_binaryproto
-from jitdnn.caffe.model_files import read_definition
 from jitdnn.caffe.schema import NetParameter
 from jitdnn.caffe.solver_state import read_solverstate, write_solverstate
-from jitdnn.caffe.wire import prefixed
+from jitdnn.caffe.wire import Reader, decode, prefixed
 from jitdnn.errors import InvalidArgument, InvalidShape, JitdnnError, NotSupported
 from jitdnn.settings import settings
 from paths import ROOT, SHARED
@@ -33,6 +32,11 @@ SMALL = """
           inner_product_param { num_output: 36 weight_filler { type: "gaussian" } bias_filler { value: 1 } } }
 """
 SUFFIXES = [".caffemodel", ".caffemodel.h5", ".npz"]
+
+
+def read_definition(path: Path) -> NetParameter:
+    """The net in a binary file, without weights."""
+    return decode(memoryview(path.read_bytes()), NetParameter, Reader(path.name))
 
 
 def values(net: Net) -> dict[str, list[Any]]:

@@ -8,7 +8,7 @@ import pytest
 
 from caffe_nets import FIXED
 from jitdnn.caffe import load_net, load_solver
-from jitdnn.caffe.layers import LAYERS
+from jitdnn.caffe.layers import LAYERS, Layer
 from jitdnn.caffe.obstacles import CAFFE_TYPES, FORKS, refuse_type
 from jitdnn.caffe.prototxt import parse
 from jitdnn.caffe.schema import LayerParameter, NetParameter
@@ -155,3 +155,12 @@ def test_layers_are_caffes_or_a_forks() -> None:
     assert set(LAYERS) <= CAFFE_TYPES | forks
     assert not CAFFE_TYPES & forks
     assert len(CAFFE_TYPES) == 61
+
+
+def test_what_layers_state_of_their_gradients_is_what_they_answer() -> None:
+    """An attribute says nothing where a base computes the answer."""
+    for kind in LAYERS.values():
+        if "reads" in vars(kind):
+            assert kind.backward_reads is Layer.backward_reads, kind
+        if "forced_bottoms" in vars(kind):
+            assert kind.may_force_backward is Layer.may_force_backward, kind

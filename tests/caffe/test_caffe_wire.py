@@ -17,7 +17,6 @@ from jitdnn.caffe import parse, schema, schema_layers
 from jitdnn.caffe.blob_proto import blob_parts, read_blob
 from jitdnn.caffe.message import Message
 from jitdnn.caffe.schema import NetParameter, SolverParameter
-from jitdnn.caffe.schema_numbers import NUMBERS
 from jitdnn.caffe.wire import Reader, decode, encode, key, prefixed, varint
 from jitdnn.errors import InvalidArgument, JitdnnError
 from paths import SHARED
@@ -30,7 +29,7 @@ TEXT_ONLY = {"interp_param"}
 def same(ours: Any, theirs: Any) -> None:
     """Whether Google's message has what ours has, to single precision."""
     for field, value in ours.present():
-        if NUMBERS[type(ours).__name__].get(field.name) is None:
+        if field.name not in ours.numbers:
             continue
         found = getattr(theirs, field.name)
         for mine, other in zip(
@@ -51,7 +50,7 @@ def same(ours: Any, theirs: Any) -> None:
 def numbered(message: Message) -> Message:
     """Without what a binary file cannot hold, and with single precision."""
     for field, value in list(message.present()):
-        if NUMBERS[type(message).__name__].get(field.name) is None:
+        if field.name not in message.numbers:
             message.clear(field.name)
         elif field.message is not None:
             for entry in value if field.is_repeated else [value]:
@@ -86,9 +85,9 @@ def test_real_files() -> None:
 def test_every_field_of_caffe_has_a_number_of_its_own() -> None:
     for module in (schema, schema_layers):
         for name, kind in vars(module).items():
-            if name not in NUMBERS:
+            numbers = getattr(kind, "numbers", None)
+            if not numbers:
                 continue
-            numbers = NUMBERS[name]
             assert len(set(numbers.values())) == len(numbers), name
             missing = set(kind.fields) - set(numbers)
             if name == "V1LayerParameter":  # younger layers have no place in it
@@ -99,7 +98,7 @@ def test_every_field_of_caffe_has_a_number_of_its_own() -> None:
                 "warmup_iter",
                 "warmup_start_lr",
             }  # no field of Caffe's: text files alone have them
-            assert name == "LayerParameter" or not missing, (name, missing)
+            assert name in ("LayerFields", "LayerParameter") or not missing, (name, missing)
 
 
 def blob(content: bytes) -> Any:

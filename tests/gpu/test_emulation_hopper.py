@@ -5,6 +5,7 @@ What computes numbers is checked against NumPy, and runs on a real device of tha
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import product
 from typing import Any
@@ -48,10 +49,9 @@ COPY = """
 
 
 def copied(device: Any, x: np.ndarray, tensor_map: TensorMap, load: str) -> np.ndarray:
-    y = np.zeros(tensor_map.box_bytes // x.itemsize, x.dtype)
+    y = np.zeros(math.prod(tensor_map.box), x.dtype)
     body = COPY.replace("LOAD_A_BOX", load)
-    numbers = (tensor_map.box_bytes,)
-    run(device, body, x, x, y, (tensor_map,), shared=tensor_map.box_bytes + 8, numbers=numbers)
+    run(device, body, x, x, y, (tensor_map,), shared=y.nbytes + 8, numbers=(y.nbytes,))
     return unswizzled(y, tensor_map.row_bytes)
 
 

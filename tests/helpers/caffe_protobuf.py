@@ -9,7 +9,6 @@ import pytest
 
 from jitdnn.caffe import schema
 from jitdnn.caffe.message import Message
-from jitdnn.caffe.schema_numbers import NUMBERS
 
 # label, type, name, number, and whether packed; written out here, not taken from the library
 BINARY = {
@@ -62,11 +61,11 @@ def classes() -> dict[str, Any]:
         seen.add(name)
         rows[name] = []
         for field in kind.fields.values():
-            if field.name not in NUMBERS[name]:
+            if field.name not in kind.numbers:
                 continue
             what = KINDS.get(field.kind) or field.message.__name__  # type: ignore[union-attr]
             label = "repeated" if field.is_repeated else "optional"
-            rows[name].append((label, what, field.name, NUMBERS[name][field.name], name == "BlobShape"))
+            rows[name].append((label, what, field.name, kind.numbers[field.name], name == "BlobShape"))
             if field.message is not None:
                 waiting.append(field.message)
         if name in BLOBS:

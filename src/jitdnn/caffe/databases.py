@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Final
 
-from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.errors import InvalidArgument, needed
 from jitdnn.locks import lock
 
 Record = tuple[bytes, bytes | memoryview]
@@ -245,25 +245,21 @@ def _closed_inside(what: Any, end: str) -> Iterator[Any]:
 
 def lmdb_module(path: Path) -> Any:
     """The package lmdb, for the database `path`. Raises NotSupported if it is not installed."""
-    try:
+    with needed(
+        f"{path} is an LMDB database, and lmdb, which reads and writes it, is not installed: pip install "
+        "'jitdnn[caffe]'"
+    ):
         import lmdb
-    except ImportError:
-        raise NotSupported(
-            f"{path} is an LMDB database, and lmdb, which reads and writes it, is not installed: pip install "
-            "'jitdnn[caffe]'"
-        ) from None
     return lmdb
 
 
 def plyvel_module(path: Path) -> Any:
     """The package plyvel, for the database `path`. Raises NotSupported if it is not installed."""
-    try:
+    with needed(
+        f"{path} is a LevelDB database, and plyvel, which reads and writes it, is not installed: pip install "
+        "'jitdnn[leveldb]'; or make an LMDB database of the images: jitdnn convert-imageset"
+    ):
         import plyvel
-    except ImportError:
-        raise NotSupported(
-            f"{path} is a LevelDB database, and plyvel, which reads and writes it, is not installed: pip install "
-            "'jitdnn[leveldb]'; or make an LMDB database of the images: jitdnn convert-imageset"
-        ) from None
     return plyvel
 
 

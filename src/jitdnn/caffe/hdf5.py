@@ -12,7 +12,7 @@ import numpy as np
 
 from jitdnn import limits
 from jitdnn.caffe.blob import Array
-from jitdnn.errors import InvalidArgument, InvalidType, NotSupported
+from jitdnn.errors import InvalidArgument, InvalidType, NotSupported, needed
 from jitdnn.files import whole
 from jitdnn.settings import check_bytes
 
@@ -23,12 +23,8 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 def h5py() -> Any:
     """The module. Raises NotSupported if it is not installed."""
-    try:
+    with needed("HDF5 files need h5py, which is not installed: pip install 'jitdnn[caffe]'"):
         import h5py
-    except ImportError:
-        raise NotSupported(
-            "HDF5 files need h5py, which is not installed: pip install 'jitdnn[caffe]'"
-        ) from None
     return h5py
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jitdnn import limits
 from jitdnn.caffe.blob import Array
-from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.errors import InvalidArgument, needed
 
 _FORMATS = (
     "PNG",
@@ -39,12 +39,10 @@ def decode_image(content: bytes, what: str, mode: str | None, size: tuple[int, i
     `size` (height, width) resizes it as OpenCV's bilinear does: between the four nearest pixels, also where it becomes
     much smaller. Raises InvalidArgument for what is none, NotSupported without pillow; `what` names it.
     """
-    try:
+    with needed(
+        f"{what} is an image, and pillow, which decodes images, is not installed: pip install 'jitdnn[caffe]'"
+    ):
         from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise NotSupported(
-            f"{what} is an image, and pillow, which decodes images, is not installed: pip install 'jitdnn[caffe]'"
-        ) from None
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             width, height = image.size

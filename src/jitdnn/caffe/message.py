@@ -32,7 +32,8 @@ class Field(Generic[T]):
     """One field: its kind, its default, and the check that every value goes through.
 
     `kind` is "integer", "real", "boolean", "string", "enum" or "message"; `values` maps the names of an enum
-    to their numbers; `message` is the class of a sub-message.
+    to their numbers; `message` is the class of a sub-message; `number` is the field's in binary files, None for one
+    that text files alone have.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Field(Generic[T]):
         is_repeated: bool = False,
         values: Mapping[str, int] | None = None,
         message: type[Message] | None = None,
+        number: int | None = None,
     ) -> None:
         self.kind = kind
         self.default = default
@@ -51,6 +53,7 @@ class Field(Generic[T]):
         self.is_repeated = is_repeated
         self.values = dict(values or {})
         self.message = message
+        self.number = number
         self.name = ""
 
     def __set_name__(self, owner: type[Message], name: str) -> None:
@@ -102,6 +105,7 @@ class Message:
     """Base of all messages. Keyword arguments set fields."""
 
     fields: ClassVar[dict[str, Field[Any]]] = {}
+    numbers: ClassVar[dict[str, int]] = {}  # of the fields that binary files have
     _order: ClassVar[dict[str, int]] = {}  # of the declaration
 
     def __init__(self, **values: object) -> None:
@@ -114,13 +118,17 @@ class Message:
                 raise InvalidArgument(f"{type(self).__name__} has no field {name!r}")
             setattr(self, name, value)
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, inherited: Mapping[str, int] | None = None) -> None:
+        """`inherited`: numbers of inherited fields, in the place of those that they have in the base."""
         own = {name: value for name, value in vars(cls).items() if isinstance(value, Field)}
-        inherited: dict[str, Field[Any]] = {}
+        others: dict[str, Field[Any]] = {}
         for base in reversed(cls.__mro__[1:]):
             if base is not Message and issubclass(base, Message):
-                inherited.update(base.fields)
-        cls.fields = own | inherited
+                others.update(base.fields)
+        cls.fields = own | others
+        numbered = cls.fields if inherited is None else own
+        cls.numbers = {name: field.number for name, field in numbered.items() if field.number is not None}
+        cls.numbers |= inherited or {}
         cls._order = {name: number for number, name in enumerate(cls.fields)}
 
     def has(self, name: str) -> bool:
@@ -228,38 +236,38 @@ def _string(value: object) -> object:
     return value
 
 
-def int32(default: int = 0) -> Field[int]:
+def int32(default: int = 0, *, number: int | None = None) -> Field[int]:
     """Declare a signed 32-bit integer."""
-    return Field("integer", default, _integer(-(2**31), 2**31 - 1))
+    return Field("integer", default, _integer(-(2**31), 2**31 - 1), number=number)
 
 
-def int64(default: int = 0) -> Field[int]:
+def int64(default: int = 0, *, number: int | None = None) -> Field[int]:
     """Declare a signed 64-bit integer."""
-    return Field("integer", default, _integer(-(2**63), 2**63 - 1))
+    return Field("integer", default, _integer(-(2**63), 2**63 - 1), number=number)
 
 
-def uint32(default: int = 0) -> Field[int]:
+def uint32(default: int = 0, *, number: int | None = None) -> Field[int]:
     """Declare an unsigned 32-bit integer."""
-    return Field("integer", default, _integer(0, 2**32 - 1))
+    return Field("integer", default, _integer(0, 2**32 - 1), number=number)
 
 
-def real(default: float = 0.0) -> Field[float]:
+def real(default: float = 0.0, *, number: int | None = None) -> Field[float]:
     """Declare a float. It is kept in double precision, so that it prints as it was written; beyond single
     precision's range it is infinite."""
-    return Field("real", default, _real)
+    return Field("real", default, _real, number=number)
 
 
-def boolean(default: bool = False) -> Field[bool]:
+def boolean(default: bool = False, *, number: int | None = None) -> Field[bool]:
     """Declare a truth value."""
-    return Field("boolean", default, _boolean)
+    return Field("boolean", default, _boolean, number=number)
 
 
-def string(default: str = "") -> Field[str]:
+def string(default: str = "", *, number: int | None = None) -> Field[str]:
     """Declare a string."""
-    return Field("string", default, _string)
+    return Field("string", default, _string, number=number)
 
 
-def enum(values: Mapping[str, int], default: str) -> Field[str]:
+def enum(values: Mapping[str, int], default: str, *, number: int | None = None) -> Field[str]:
     """Declare an enumeration: its values are names, which a text may also give as their numbers."""
 
     def check(value: object) -> object:
@@ -267,10 +275,10 @@ def enum(values: Mapping[str, int], default: str) -> Field[str]:
             raise InvalidArgument(f"{value!r} is not one of {', '.join(values)}")
         return value
 
-    return Field("enum", default, check, values=values)
+    return Field("enum", default, check, values=values, number=number)
 
 
-def sub(message: type[M]) -> Field[M]:
+def sub(message: type[M], *, number: int | None = None) -> Field[M]:
     """Declare a sub-message."""
 
     def check(value: object) -> object:
@@ -278,10 +286,10 @@ def sub(message: type[M]) -> Field[M]:
             raise InvalidType(f"a {message.__name__} is needed, not {type(value).__name__}")
         return value
 
-    return Field("message", cast(M, None), check, message=message)
+    return Field("message", cast(M, None), check, message=message, number=number)
 
 
-def repeated(field: Field[T]) -> Field[list[T]]:
+def repeated(field: Field[T], *, number: int | None = None) -> Field[list[T]]:
     """Declare a list of what `field` holds one of."""
     return Field(
         field.kind,
@@ -290,4 +298,5 @@ def repeated(field: Field[T]) -> Field[list[T]]:
         is_repeated=True,
         values=field.values,
         message=field.message,
+        number=number,
     )

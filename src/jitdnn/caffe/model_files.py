@@ -24,7 +24,7 @@ from jitdnn.caffe.blob_proto import (
 )
 from jitdnn.caffe.graph import LayerGraph
 from jitdnn.caffe.schema import NetParameter
-from jitdnn.caffe.wire import LENGTH, Reader, decode, encode
+from jitdnn.caffe.wire import LENGTH, Reader, encode
 from jitdnn.errors import InvalidArgument
 
 BINARY = ".caffemodel"
@@ -70,11 +70,6 @@ def read_layers(path: Path) -> list[StoredLayer]:
         if kind == LENGTH and number in (_LAYER, _LAYERS):
             found += _layer(content, "V2" if number == _LAYER else "V1", reader)
     return [layer for layer in found if layer.blobs]
-
-
-def read_definition(path: Path) -> NetParameter:
-    """The net of a binary file, without weights, in the syntax that it has there. Raises InvalidArgument."""
-    return decode(read_whole(path, "a model"), NetParameter, Reader(str(path)))
 
 
 def write_weights(net: LayerGraph, definition: NetParameter, path: Path, *, with_diff: bool = False) -> None:

@@ -11,15 +11,14 @@ from collections import defaultdict
 from pathlib import Path
 
 from jitdnn.caffe.blob_proto import Parts, field_parts, read_whole, write_parts
-from jitdnn.caffe.schema import NetParameter
-from jitdnn.caffe.schema_numbers import NUMBERS
+from jitdnn.caffe.schema import NetParameter, V1LayerParameter
 from jitdnn.caffe.upgrade import upgrade_net
 from jitdnn.caffe.wire import FIXED32, FIXED64, LENGTH, VARINT, Reader, decode, encode, key, prefixed, varint
 from jitdnn.errors import InvalidArgument
 
 _WHAT = "a model"
-_LAYER, _LAYERS = (NUMBERS["NetParameter"][name] for name in ("layer", "layers"))
-_V1_LAYER = NUMBERS["V1LayerParameter"]["layer"]
+_LAYER, _LAYERS = (NetParameter.numbers[name] for name in ("layer", "layers"))
+_V1_LAYER = V1LayerParameter.numbers["layer"]
 #: where blobs stand in a layer of each syntax
 _BLOBS = {"V2": 7, "V1": 6, "V0": 50}
 _NAME = {"V2": 1, "V1": 4, "V0": 1}
@@ -49,7 +48,7 @@ def upgrade_binary(path: Path) -> tuple[NetParameter, Parts]:
     rest: Parts = []
     blobs: dict[str, list[list[memoryview]]] = defaultdict(list)  # of layers in V1, by name, first come first
     given: list[memoryview] = []
-    known = set(NUMBERS["NetParameter"].values())
+    known = set(NetParameter.numbers.values())
     for number, kind, value, data in Reader(str(path)).fields(content):
         if kind == LENGTH and number == _LAYER:
             given.append(data)

@@ -3,7 +3,7 @@
 A file is a sequence of fields: a key (the field's number and one of six wire types), then the value. `Reader` walks
 over the fields of one message after the other, within bounds: how many fields a file has in all (limits.WIRE_FIELDS),
 and no deeper than the messages of the schema are. `decode` and `encode` know the messages of schema.py by the numbers
-in schema_numbers.py. Fields that nobody knows are skipped, groups too, as protocol buffers do.
+of their fields. Fields that nobody knows are skipped, groups too, as protocol buffers do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 
 from jitdnn import limits
 from jitdnn.caffe.message import Field, Message
-from jitdnn.caffe.schema_numbers import NUMBERS
 from jitdnn.errors import InvalidArgument, InvalidType
 
 M = TypeVar("M", bound=Message)
@@ -199,10 +198,9 @@ def decode(data: memoryview, message: type[M], reader: Reader) -> M:
 
 def encode(message: Message) -> bytes:
     """The bytes of a message, fields in the order of their numbers; those without a number are left out."""
-    numbers = NUMBERS.get(type(message).__name__, {})
     parts: list[tuple[int, bytes]] = []
     for field, value in message.present():
-        number = numbers.get(field.name)
+        number = message.numbers.get(field.name)
         if number is None:
             continue
         values = value if field.is_repeated else [value]
@@ -236,8 +234,7 @@ def prefixed(number: int, content: bytes) -> bytes:
 
 
 def _known(message: type[Message]) -> dict[int, Field[Any]]:
-    numbers = NUMBERS.get(message.__name__, {})
-    return {number: message.fields[name] for name, number in numbers.items() if name in message.fields}
+    return {number: message.fields[name] for name, number in message.numbers.items()}
 
 
 def _unpacked(field: Field[Any], content: memoryview, reader: Reader) -> list[object]:

@@ -23,10 +23,13 @@ from jitdnn.cli.options import (
     Direction,
     Divide,
     Find,
+    Host,
     Json,
     Limit,
     Memory,
+    Names,
     NetDirection,
+    Port,
     UseVendor,
 )
 from jitdnn.cli.studio_app import app as studio_commands
@@ -138,12 +141,7 @@ def plan(
 
 @app.command()
 def tune(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Problem strings, suites or networks (bench --list), .txt, .csv or .prototxt files."
-        ),
-    ] = None,
+    names: Names = None,
     device: Annotated[
         str | None,
         typer.Option(help="cpu, or GPUs of one model: cuda:0,cuda:1 (default: that of JITDNN_TARGET, cpu)"),
@@ -173,12 +171,7 @@ def tune(
 
 @app.command()
 def warm(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Problem strings, suites or networks (bench --list), .txt, .csv or .prototxt files."
-        ),
-    ] = None,
+    names: Names = None,
     direction: Annotated[Direction, typer.Option(help="Direction of the convolutions.")] = Direction.given,
     batch: Batch = None,
     threads: Threads = None,
@@ -411,10 +404,8 @@ def run(
 @app.command()
 def serve(
     bundle: Annotated[Path, typer.Argument(help="A bundle that the studio exported: a .zip, or its folder.")],
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; with another than loopback, others can reach it.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any free one.")] = 8643,
+    host: Host = "127.0.0.1",
+    port: Port = 8643,
     token: Annotated[
         str,
         typer.Option(help="What requests must carry.  [default: made anew]", envvar="JITDNN_SERVE_TOKEN"),

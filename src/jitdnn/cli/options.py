@@ -7,6 +7,14 @@ from typing import Annotated
 
 import typer
 
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(help="Problem strings, suites or networks (bench --list), .txt, .csv or .prototxt files."),
+]
+Host = Annotated[
+    str, typer.Option(help="Address to listen at; with another than loopback, others can reach it.")
+]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any free one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Limit = Annotated[
     str | None,

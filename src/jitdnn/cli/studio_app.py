@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from jitdnn.cli.options import Host, Json, Port
+
 app = typer.Typer()
 _MORE = "Without a command it serves; the commands ask a studio that is served, here or at --address."
 
 Run = Annotated[int, typer.Argument(min=1, help="Number of a run.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Come back when it has ended, with 1 unless it is done.")]
 
 
@@ -27,10 +28,8 @@ def studio(
             envvar="JITDNN_STUDIO_HOME",
         ),
     ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; with another than loopback, others can reach it.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any free one.")] = 8642,
+    host: Host = "127.0.0.1",
+    port: Port = 8642,
     browse: Annotated[
         bool | None,
         typer.Option("--open/--no-open", help="Open a browser.  [default: where there is a screen]"),

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from jitdnn.cluster.places import Place, Start
-from jitdnn.errors import DeviceError, InvalidArgument, NotSupported
+from jitdnn.errors import DeviceError, InvalidArgument, needed
 
 T = TypeVar("T")
 _SECONDS = 10.0
@@ -48,10 +48,8 @@ class Engine:
         for file in files:
             if file is not None and not Path(file).is_file():
                 raise InvalidArgument(f"there is no file {file}")
-        try:
+        with needed('training elsewhere needs Dask: pip install "jitdnn[cluster]"'):
             import distributed
-        except ImportError:
-            raise NotSupported('training elsewhere needs Dask: pip install "jitdnn[cluster]"') from None
         security = None
         if scheme == "tls":
             authority, certificate, key = files

@@ -55,14 +55,6 @@ class TensorMap:
         """Of a box: 128, 64 or 32."""
         return self.box[0] * DTYPES[self.dtype]
 
-    @property
-    def box_bytes(self) -> int:
-        """What one copy brings, that of elements outside of the tensor included."""
-        size = DTYPES[self.dtype]
-        for extent in self.box:
-            size *= extent
-        return size
-
 
 @dataclass(frozen=True)
 class Tables:

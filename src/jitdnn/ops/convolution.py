@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from jitdnn.arguments import LAYOUT, as_key, extents, integer, numbers, pads, settled_before, word
@@ -283,10 +284,11 @@ def _make_conv(
     return Recipe(problem, fuse(fused, inputs[2:], problem.y, layout, problem.is_integer), axes)
 
 
-def _make_backward_data(
+def _make_gradient(
+    direction: str,
     inputs: Sequence[TensorDescriptor],
     out: TensorDescriptor | None,
-    x_shape: tuple[int, ...],
+    result_shape: tuple[int, ...],
     stride: PerAxis,
     padding: Padding,
     dilation: PerAxis,
@@ -294,29 +296,13 @@ def _make_backward_data(
     mode: str,
     layout: str | None,
 ) -> Recipe:
-    dy, w = (logical(tensor, layout) for tensor in inputs)
-    shape = logical_shape(x_shape, layout)
-    dx = packed_like(result_like(dy), shape) if out is None else logical(out, layout)
-    problem = Convolution.make("bwd_data", dx, w, stride, padding, dilation, groups, mode, y=dy)
-    return Recipe(problem, None, callers_axes(layout, len(dy.shape)))
-
-
-def _make_backward_filter(
-    inputs: Sequence[TensorDescriptor],
-    out: TensorDescriptor | None,
-    w_shape: tuple[int, ...],
-    stride: PerAxis,
-    padding: Padding,
-    dilation: PerAxis,
-    groups: int,
-    mode: str,
-    layout: str | None,
-) -> Recipe:
-    x, dy = (logical(tensor, layout) for tensor in inputs)
-    shape = logical_shape(w_shape, layout)
-    dw = packed_like(result_like(x), shape) if out is None else logical(out, layout)
-    problem = Convolution.make("bwd_filter", x, dw, stride, padding, dilation, groups, mode, y=dy)
-    return Recipe(problem, None, callers_axes(layout, len(x.shape)))
+    """dx from dy and w, or dw from x and dy."""
+    first, second = (logical(tensor, layout) for tensor in inputs)
+    shape = logical_shape(result_shape, layout)
+    result = packed_like(result_like(first), shape) if out is None else logical(out, layout)
+    x, w, dy = (result, second, first) if direction == "bwd_data" else (first, result, second)
+    problem = Convolution.make(direction, x, w, stride, padding, dilation, groups, mode, y=dy)
+    return Recipe(problem, None, callers_axes(layout, len(first.shape)))
 
 
 def _make_backward_bias(
@@ -366,9 +352,9 @@ _TRANSPOSE_TAKES = (_STRIDE, pads(), numbers("output_padding", 0), _DILATION, *_
 
 _CONV = Op(_make_conv, _FORWARD_TAKES)
 _CONV_KEPT = Op(_make_conv, _FORWARD_TAKES, keeps_filter=True)
-_BACKWARD_DATA = Op(_make_backward_data, _DATA_TAKES)
-_BACKWARD_DATA_KEPT = Op(_make_backward_data, _DATA_TAKES, keeps_filter=True)
-_BACKWARD_FILTER = Op(_make_backward_filter, _FILTER_TAKES)
+_BACKWARD_DATA = Op(partial(_make_gradient, "bwd_data"), _DATA_TAKES)
+_BACKWARD_DATA_KEPT = Op(partial(_make_gradient, "bwd_data"), _DATA_TAKES, keeps_filter=True)
+_BACKWARD_FILTER = Op(partial(_make_gradient, "bwd_filter"), _FILTER_TAKES)
 _FUSED = Op(
     make_forward,
     (*_FORWARD_TAKES[:-1], settled_before("prologue"), settled_before("sums"), settled_before("epilogue")),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -22,7 +21,7 @@ from jitdnn.groups import Group
 from jitdnn.handle import current_handle, find_device, settled_device
 from jitdnn.kernels.algorithm import Device
 from jitdnn.ops.tune_together import check_together, divided, exchange
-from jitdnn.ops.worker import WorkerProcess, answer, given
+from jitdnn.ops.worker import Shared, WorkerProcess, answer, given
 from jitdnn.planner.net import least, partitions
 from jitdnn.planner.plan import Request
 from jitdnn.planner.store import Measurement, Store
@@ -301,7 +300,7 @@ def _measuring(
         yield here.measure
 
 
-class _Team:
+class _Team(Shared[Problem, TunedProblem]):
     """The devices, which take one problem after the other."""
 
     def __init__(
@@ -311,11 +310,9 @@ class _Team:
         progress: Callable[[TunedProblem], None] | None,
     ) -> None:
         # the largest first: at the end no device works long while the others have nothing left
-        self._left = deque(sorted(problems, key=lambda problem: -problem.flops))
-        self._members, self._progress = members, progress
-        self._found: dict[Problem, TunedProblem] = {}
+        super().__init__(sorted(problems, key=lambda problem: -problem.flops), progress)
+        self._members = members
         self._errors: list[BaseException] = []
-        self._lock = threading.Lock()
 
     def run(self) -> dict[Problem, TunedProblem]:
         # settings in force belong to the thread: each takes them along
@@ -326,11 +323,11 @@ class _Team:
         try:
             for thread in threads:
                 thread.start()
-            self._work(self._members[0])
+            self._work(self._members[0].measure)
             for thread in threads:
                 thread.join()
             if not self._errors:
-                self._work(self._members[0])  # of workers that died
+                self._work(self._members[0].measure)  # of workers that died
         finally:
             self._left.clear()
             for member in self._members:
@@ -341,22 +338,7 @@ class _Team:
 
     def _guarded(self, member: _Measures) -> None:
         try:
-            self._work(member)
+            self._work(member.measure)
         except BaseException as error:
             self._left.clear()
             self._errors.append(error)
-
-    def _work(self, member: _Measures) -> None:
-        while True:
-            try:
-                problem = self._left.popleft()
-            except IndexError:
-                return
-            result = member.measure(problem)
-            if result is None:
-                self._left.append(problem)
-                return
-            with self._lock:
-                self._found[problem] = result
-                if self._progress is not None:
-                    self._progress(result)

@@ -22,7 +22,7 @@ from jitdnn.errors import JitdnnError
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.locks import lock
-from jitdnn.ops.worker import WorkerProcess, answer, given
+from jitdnn.ops.worker import Shared, WorkerProcess, answer, given
 from jitdnn.planner.plan import Request
 from jitdnn.problems import MOST_PROBLEMS, Problem, settled_problem
 from jitdnn.rtcg.use import LookUp, noting
@@ -119,14 +119,8 @@ def _plan(handle: Handle, wanted: Wanted) -> Warmed:
     return Warmed(wanted.problem, algorithm, perf_counter() - start, len(use.compiled), failure, used)
 
 
-class _Team:
+class _Team(Shared[Wanted, Warmed]):
     """This process and its workers, who take one problem after the other."""
-
-    def __init__(self, wanted: Sequence[Wanted], progress: Callable[[Warmed], None] | None) -> None:
-        self._left = deque(wanted)
-        self._found: dict[Wanted, Warmed] = {}
-        self._progress = progress
-        self._lock = threading.Lock()
 
     def run(self, values: Settings, count: int) -> dict[Wanted, Warmed]:
         on_gpu = targets.is_gpu(values.target)
@@ -134,7 +128,9 @@ class _Team:
             # a processor's facts are measured once, before all who plan by them find others each
             targets.get(values.target).device(0, values)
         workers = [] if on_gpu else [_Worker(values) for _ in range(count - 1)]
-        threads = [threading.Thread(target=self._drive, args=(worker,), daemon=True) for worker in workers]
+        threads = [
+            threading.Thread(target=self._work, args=(worker.plan,), daemon=True) for worker in workers
+        ]
         if on_gpu:
             # settings in force belong to the thread: each takes them along
             threads = [
@@ -156,24 +152,6 @@ class _Team:
     def _alone(self) -> None:
         with Handle() as handle:
             self._work(lambda wanted: _plan(handle, wanted))
-
-    def _drive(self, worker: _Worker) -> None:
-        self._work(worker.plan)
-
-    def _work(self, plan: Callable[[Wanted], Warmed | None]) -> None:
-        while True:
-            try:
-                wanted = self._left.popleft()
-            except IndexError:
-                return
-            result = plan(wanted)
-            if result is None:
-                self._left.append(wanted)
-                return
-            with self._lock:
-                self._found[wanted] = result
-                if self._progress is not None:
-                    self._progress(result)
 
 
 class _Worker:

@@ -12,12 +12,17 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
 from jitdnn.settings import Settings
+
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
 
 # the whole program of a worker; it finds this package where its parent did. Ctrl-C, which a terminal sends to all
 # processes, is the parent's alone: a worker ends when its parent does
@@ -26,6 +31,33 @@ _PROGRAM = (
     "sys.path[:] = {path!r}; from {module} import serve; serve()"
 )
 _LONGEST_END = 5.0  # seconds that a process may take to end which has closed its pipes
+
+
+class Shared(Generic[Question, Answer]):
+    """Questions that several threads take one after the other, each for one who answers, and what was found."""
+
+    def __init__(self, questions: Iterable[Question], progress: Callable[[Answer], None] | None) -> None:
+        """`progress` is called with each answer, by one thread at a time."""
+        self._left = deque(questions)
+        self._found: dict[Question, Answer] = {}
+        self._progress = progress
+        self._lock = threading.Lock()
+
+    def _work(self, ask: Callable[[Question], Answer | None]) -> None:
+        """Ask until no question is left; one without an answer goes back, and this one is asked no more."""
+        while True:
+            try:
+                question = self._left.popleft()
+            except IndexError:
+                return
+            result = ask(question)
+            if result is None:
+                self._left.append(question)
+                return
+            with self._lock:
+                self._found[question] = result
+                if self._progress is not None:
+                    self._progress(result)
 
 
 class WorkerProcess:

@@ -18,7 +18,6 @@ from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.planner.choose import NotCompiled, build, get
 from jitdnn.planner.compiling import Task, compile_all, pool
 from jitdnn.planner.plan import Part, Plan, Request, format_seconds
-from jitdnn.planner.store import Store
 from jitdnn.planner.survey import AlgorithmCandidate, completed
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.missing import Missing, gathering
@@ -101,11 +100,7 @@ class Compiling:
 
 
 def get_in_background(
-    problem: Problem,
-    device: Device,
-    request: Request,
-    epilogue: Epilogue | None = None,
-    store: Store | None = None,
+    problem: Problem, device: Device, request: Request, epilogue: Epilogue | None = None
 ) -> Plan:
     """What `get` plans, with a kernel that stands in where the chosen one is not compiled: `Plan.pending` has that.
 
@@ -113,8 +108,8 @@ def get_in_background(
     could stand in, and while more is being compiled than the pool takes. Raises what `get` raises.
     """
     if request.deterministic or pool.is_full:
-        return get(problem, device, request, epilogue, store)
-    make = partial(get, problem, device, request, epilogue, store)
+        return get(problem, device, request, epilogue)
+    make = partial(get, problem, device, request, epilogue)
     try:
         return make(waits=False)
     except NotCompiled as lacking:

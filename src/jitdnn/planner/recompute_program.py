@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.errors import NotSupported
+from jitdnn.errors import needed
 from jitdnn.planner.fronts import Point
 from jitdnn.planner.recompute_chain import Chain, Contents, Segment
 
@@ -79,13 +79,11 @@ class Program:
 
         None if nothing fits. Raises NotSupported without SciPy.
         """
-        try:
+        with needed(
+            "planning under a limit on memory needs SciPy, which is not installed: pip install scipy"
+        ):
             from scipy.optimize import Bounds, LinearConstraint, milp
             from scipy.sparse import csr_array
-        except ImportError:
-            raise NotSupported(
-                "planning under a limit on memory needs SciPy, which is not installed: pip install scipy"
-            ) from None
         count = self._count + 1  # the last is the largest sum of bytes, in units
         unit = max(1.0, limit / 1000 if limit else max(sum(row.values()) for row, _ in self._moments) / 1000)
         upper = np.ones(count)

@@ -16,8 +16,9 @@ import numpy as np
 from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems.activation_functions import COEFS, FUNCTIONS, ActivationFunction, defined, settled_coef
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_same_shape, settle_gradients
-from jitdnn.problems.words import Words, layout_words, shape_word
+from jitdnn.problems.directed import TwoWayProblem
+from jitdnn.problems.problem import Operand, Reals, as_descriptor, check_same_shape
+from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import TensorDescriptor
 
 DIRECTIONS = ("fwd", "bwd")
@@ -27,7 +28,7 @@ __all__ = ["FUNCTIONS", "Activation", "ActivationFunction"]
 
 
 @dataclass(frozen=True)
-class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
+class Activation(TwoWayProblem, kinds=("activation_fwd", "activation_bwd")):
     """y = f(x), or dx = dy * f'(x); all tensors of one shape, 1 to 8 dims.
 
     `function` is a name of `FUNCTIONS`, `coef` its coefficient: where clipped_relu ends, the slope of leaky_relu
@@ -61,7 +62,7 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
             coef = "" if self.coef is None else f" with coef {self.coef:g}"
             raise InvalidArgument(f"the derivative of {self.function}{coef} does not follow from y: save x")
         check_same_shape("y", self.y, "x", self.x)
-        settle_gradients(self, saved=(self.saved,))
+        self._settle_gradients(saved=(self.saved,))
         self._check_operands()
 
     @classmethod
@@ -96,19 +97,14 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
         """The function in float64, with its coefficient; NaN is not looked at."""
         return defined(self.function, self.coef)
 
-    @property
-    def kind(self) -> str:
-        return f"activation_{self.direction}"
-
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """(x, y) forward, (dy, x or y as saved, dx) backward."""
         if self.direction == "fwd":
             return Operand("x", self.x), Operand("y", self.y)
-        assert self.dx is not None
-        assert self.dy is not None
+        dy, dx = self.gradients
         kept = Operand("x", self.x) if self.saved == "x" else Operand("y", self.y)
-        return Operand("dy", self.dy), kept, Operand("dx", self.dx)
+        return dy, kept, dx
 
     @property
     def flops(self) -> int:
@@ -133,8 +129,7 @@ class Activation(Problem, kinds=("activation_fwd", "activation_bwd")):
             words.append(f"coef{self.coef!r}")
         if not self.propagate_nan:
             words.append("nan_as_zero")
-        named = [(operand.name, operand.descriptor) for operand in self.operands]
-        return [*words, shape_word(self.y.shape), self.dtype, *layout_words(named)]
+        return [*words, shape_word(self.y.shape), self.dtype, *self._layout_words()]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:

@@ -29,7 +29,8 @@ import numpy as np
 
 from jitdnn.arguments import check_choice, integer_number, real_number
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals
+from jitdnn.problems.directed import DirectedProblem
+from jitdnn.problems.problem import Operand, Reals
 from jitdnn.problems.words import Words, order_word
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
@@ -41,7 +42,7 @@ _Forms = dict[str, TensorDescriptor]
 
 
 @dataclass(frozen=True)
-class Attention(Problem, kinds=("attention_fwd", "attention_bwd")):
+class Attention(DirectedProblem, kinds=("attention_fwd", "attention_bwd")):
     """Attention of q (N, H, T, D) to k (N, G, S, D) and v (N, G, S, E), giving y (N, H, T, E); or its gradients.
 
     `lse` (N, H, T) is what the forward pass saves for the backward one, in f32, or f64 where q is f64; None
@@ -165,10 +166,6 @@ class Attention(Problem, kinds=("attention_fwd", "attention_bwd")):
         if scale is None:
             scale = 1.0 / math.sqrt(max(1, q.shape[3]))
         return cls(direction, q, k, v, y, lse or None, real_number(scale, "scale"), **rest)
-
-    @property
-    def kind(self) -> str:
-        return f"attention_{self.direction}"
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:

@@ -132,10 +132,6 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
             raise InvalidArgument("saved is 'x': what was added is not known, so that dz needs y")
 
     @property
-    def kind(self) -> str:
-        return f"batch_norm_{self.direction}"
-
-    @property
     def parameter_shape(self) -> tuple[int, ...]:
         return self.x.shape[1:2] if self.mode == "spatial" else self.x.shape[1:]
 

@@ -24,10 +24,10 @@ import numpy as np
 
 from jitdnn.arguments import check_choice, padding_pairs, per_axis
 from jitdnn.errors import InvalidShape
+from jitdnn.problems.directed import DirectedProblem
 from jitdnn.problems.problem import (
     BYTE_INTEGERS,
     Operand,
-    Problem,
     Reals,
     as_descriptor,
     byte_dtypes,
@@ -52,7 +52,7 @@ OUTPUT_LETTERS = "opq"
 
 
 @dataclass(frozen=True)
-class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter")):
+class Convolution(DirectedProblem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter")):
     """A convolution in one of its three directions.
 
     `x`, `w` and `y` are the tensors of the forward convolution in every direction: x (N, C, spatial),
@@ -163,10 +163,6 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
             x_shape = transposed_shape(dy.shape, w.shape, stride, padding, dilation, output_padding, groups)
             x = TensorDescriptor.packed(x_shape, "f32" if byte_dtypes(dy.dtype) else dy.dtype, layout)
         return cls.make("bwd_data", x, w, stride, padding, dilation, groups, mode, y=dy)
-
-    @property
-    def kind(self) -> str:
-        return f"conv_{self.direction}"
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from jitdnn.errors import InvalidShape
 from jitdnn.problems.convolution import OUTPUT_LETTERS, extent_words, spatial_rank, words_extents
 from jitdnn.problems.problem import MAX_SPATIAL, Operand, Problem, Reals, as_descriptor, check_extents
-from jitdnn.problems.words import Words, layout_words
+from jitdnn.problems.words import Words
 from jitdnn.tensor import TensorDescriptor
 
 
@@ -70,7 +70,7 @@ class BiasGradient(Problem, kinds=("conv_bwd_bias",)):
     def _body(self) -> list[str]:
         n, k, *space = self.dy.shape
         words = [f"n{n}", f"k{k}", *extent_words(OUTPUT_LETTERS, space), self.dtype]
-        return words + layout_words([("dy", self.dy), ("db", self.db)])
+        return words + self._layout_words()
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:

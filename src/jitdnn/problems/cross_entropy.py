@@ -25,7 +25,8 @@ import numpy as np
 
 from jitdnn.arguments import MOST_INDEX, check_choice, integer_number, real_number
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
+from jitdnn.problems.directed import DirectedProblem
+from jitdnn.problems.problem import Operand, Reals, as_descriptor
 from jitdnn.problems.words import Words, layout_forms, order_word, shape_word
 from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
 
@@ -35,7 +36,7 @@ INDEX_DTYPES = ("i64", "i32", "u8")
 
 
 @dataclass(frozen=True)
-class CrossEntropy(Problem, kinds=("cross_entropy_fwd", "cross_entropy_bwd")):
+class CrossEntropy(DirectedProblem, kinds=("cross_entropy_fwd", "cross_entropy_bwd")):
     """The loss of scores x (N, C, space) against target; or its gradient dx, given that of the loss.
 
     `target` has shape (N, space) and classes (i64, i32 or u8), or x's shape and type: probabilities. `weight` (C,) is
@@ -151,10 +152,6 @@ class CrossEntropy(Problem, kinds=("cross_entropy_fwd", "cross_entropy_bwd")):
             integer_number(ignore_index, "ignore_index", most=MOST_INDEX),
             real_number(smoothing, "label_smoothing"), dx,
         )  # fmt: skip
-
-    @property
-    def kind(self) -> str:
-        return f"cross_entropy_{self.direction}"
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:

@@ -27,7 +27,8 @@ import numpy as np
 
 from jitdnn.arguments import check_choice, integer_numbers
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
+from jitdnn.problems.directed import DirectedProblem
+from jitdnn.problems.problem import Operand, Reals, as_descriptor
 from jitdnn.problems.words import Words, order_word
 from jitdnn.tensor import TensorDescriptor
 
@@ -38,7 +39,7 @@ INDEX_DTYPES = ("i64", "i32")
 
 
 @dataclass(frozen=True)
-class CtcLoss(Problem, kinds=("ctc_loss_fwd", "ctc_loss_bwd")):
+class CtcLoss(DirectedProblem, kinds=("ctc_loss_fwd", "ctc_loss_bwd")):
     """The loss of x (T, N, A) against `targets`; or its gradient dx, given that of the loss.
 
     `targets`: (N, S) with the labels of each sequence in front, or (sum,) with those of all sequences one after the
@@ -130,10 +131,6 @@ class CtcLoss(Problem, kinds=("ctc_loss_fwd", "ctc_loss_bwd")):
             direction, reduction, inputs, x, targets, input_lengths or lengths, target_lengths or lengths, loss,
             longest, integer_numbers((blank,), "blank")[0], bool(zero_infinity), dx,
         )  # fmt: skip
-
-    @property
-    def kind(self) -> str:
-        return f"ctc_loss_{self.direction}"
 
     @property
     def is_padded(self) -> bool:

@@ -23,29 +23,14 @@ import numpy as np
 
 from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument
-from jitdnn.problems.lrn import (
-    DIRECTIONS,
-    check_window,
-    number_words,
-    settle_numbers,
-    window_sum,
-    words_numbers,
-)
-from jitdnn.problems.problem import (
-    Operand,
-    Problem,
-    Reals,
-    as_descriptor,
-    check_same_shape,
-    check_spatial_rank,
-    settle_gradients,
-)
-from jitdnn.problems.words import Words, layout_words, shape_word
+from jitdnn.problems.lrn import DIRECTIONS, WindowNorm, words_numbers
+from jitdnn.problems.problem import Operand, Reals, as_descriptor, check_same_shape
+from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import TensorDescriptor
 
 
 @dataclass(frozen=True)
-class DivisiveNorm(Problem, kinds=("divisive_norm_fwd", "divisive_norm_bwd")):
+class DivisiveNorm(WindowNorm, kinds=("divisive_norm_fwd", "divisive_norm_bwd")):
     """y from x and perhaps means, or dx and, with means, dmeans from dy, x and means.
 
     All tensors have one shape (N, C, spatial), 1 to 3 spatial axes; `size`, at least 1, is the extent of the window
@@ -70,11 +55,7 @@ class DivisiveNorm(Problem, kinds=("divisive_norm_fwd", "divisive_norm_bwd")):
 
     def __post_init__(self) -> None:
         check_choice(self.direction, DIRECTIONS, "direction")
-        check_spatial_rank(self.x.shape, "x")
-        check_window(self.size)
-        settle_numbers(self)
-        check_same_shape("y", self.y, "x", self.x)
-        settle_gradients(self, saved=("x",))
+        self._settle()
         if self.means is not None:
             check_same_shape("means", self.means, "x", self.x)
         wants_dmeans = self.direction == "bwd" and self.means is not None
@@ -116,30 +97,20 @@ class DivisiveNorm(Problem, kinds=("divisive_norm_fwd", "divisive_norm_bwd")):
             dmeans = (dmeans or packed) if means is not None else dmeans
         return cls(direction, x, y or packed, means, size, alpha, beta, k, dx, dy, dmeans)
 
-    @property
-    def kind(self) -> str:
-        return f"divisive_norm_{self.direction}"
-
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """(x, y) or (x, means, y) forward; (dy, x, dx) or (dy, x, means, dx, dmeans) backward."""
         means = () if self.means is None else (Operand("means", self.means),)
         if self.direction == "fwd":
             return Operand("x", self.x), *means, Operand("y", self.y, "out")
-        assert self.dx is not None
-        assert self.dy is not None
+        dy, dx = self.gradients
         dmeans = () if self.dmeans is None else (Operand("dmeans", self.dmeans, "out"),)
-        return Operand("dy", self.dy), Operand("x", self.x), *means, Operand("dx", self.dx, "out"), *dmeans
+        return dy, Operand("x", self.x), *means, dx, *dmeans
 
     @property
     def window_axes(self) -> tuple[int, ...]:
         """The axes along which the window lies."""
         return tuple(range(2, len(self.x.shape)))
-
-    @property
-    def scale(self) -> float:
-        """What the sum of squares is multiplied by."""
-        return float(self.alpha / self.size ** len(self.window_axes))
 
     @property
     def flops(self) -> int:
@@ -151,19 +122,18 @@ class DivisiveNorm(Problem, kinds=("divisive_norm_fwd", "divisive_norm_bwd")):
         """The formulas above."""
         x = inputs[0 if self.direction == "fwd" else 1]
         deviations = x if self.means is None else x - inputs[-1]
-        s = self.k + self.scale * window_sum(deviations**2, self.window_axes, self.size)
+        s = self.k + self.scale * self._window_sum(deviations**2)
         if self.direction == "fwd":
             return np.asarray(x * s**-self.beta)
         dy = inputs[0]
-        parts = window_sum(dy * x * s ** (-self.beta - 1), self.window_axes, self.size, is_mirrored=True)
+        parts = self._window_sum(dy * x * s ** (-self.beta - 1), is_mirrored=True)
         dmeans = 2 * self.scale * self.beta * deviations * parts
         dx = np.asarray(dy * s**-self.beta - dmeans)
         return dx if self.means is None else (dx, np.asarray(dmeans))
 
     def _body(self) -> list[str]:
-        named = [(operand.name, operand.descriptor) for operand in self.operands]
         words = ["means"] if self.means is not None else []
-        return [*words, shape_word(self.x.shape), *number_words(self), self.dtype, *layout_words(named)]
+        return [*words, shape_word(self.x.shape), *self._number_words(), self.dtype, *self._layout_words()]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:

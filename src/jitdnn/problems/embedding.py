@@ -18,8 +18,9 @@ import numpy as np
 
 from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
-from jitdnn.problems.words import Words, layout_words, shape_word
+from jitdnn.problems.directed import DirectedProblem
+from jitdnn.problems.problem import Operand, Reals, as_descriptor
+from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import TensorDescriptor
 
 DIRECTIONS = ("fwd", "bwd")
@@ -27,7 +28,7 @@ INDEX_DTYPES = ("i32", "i64")
 
 
 @dataclass(frozen=True)
-class Embedding(Problem, kinds=("embedding_fwd", "embedding_bwd")):
+class Embedding(DirectedProblem, kinds=("embedding_fwd", "embedding_bwd")):
     """y = the rows of `weight` (rows, columns) that `indices` (any shape, 1 to 7 dims) name; or dweight from dy.
 
     For "bwd", `weight` and `y` describe the gradients dweight and dy. `padding` is a row whose gradient is zero, or
@@ -79,10 +80,6 @@ class Embedding(Problem, kinds=("embedding_fwd", "embedding_bwd")):
         return cls(direction, weight, indices, y, padding)
 
     @property
-    def kind(self) -> str:
-        return f"embedding_{self.direction}"
-
-    @property
     def rows(self) -> int:
         """Rows of the table."""
         return self.weight.shape[0]
@@ -118,7 +115,7 @@ class Embedding(Problem, kinds=("embedding_fwd", "embedding_bwd")):
         words.append("indices" + self.indices.dtype.removeprefix("i"))
         if self.padding is not None:
             words.append(f"padding{self.padding}")
-        return [*words, self.dtype, *layout_words([(o.name, o.descriptor) for o in self.operands])]
+        return [*words, self.dtype, *self._layout_words()]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:

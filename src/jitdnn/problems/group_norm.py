@@ -91,10 +91,6 @@ class GroupNorm(Normalization, kinds=("group_norm_fwd", "group_norm_bwd")):
             object.__setattr__(self, "bias", bias)
 
     @property
-    def kind(self) -> str:
-        return f"group_norm_{self.direction}"
-
-    @property
     def parameter_shape(self) -> tuple[int, ...]:
         return self.x.shape[1:2]
 

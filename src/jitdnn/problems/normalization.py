@@ -27,8 +27,9 @@ import numpy as np
 
 from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
-from jitdnn.problems.problem import Operand, Problem, Reals
-from jitdnn.problems.words import Words, layout_forms, layout_words
+from jitdnn.problems.directed import DirectedProblem
+from jitdnn.problems.problem import Operand, Reals
+from jitdnn.problems.words import Words, layout_forms
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 Given = Mapping[str, TensorDescriptor | None]
@@ -49,7 +50,7 @@ _GRADIENT_OF = {"dx": "x", "dy": "y", "dweight": "weight"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalization(Problem):
+class Normalization(DirectedProblem):
     """The fields of every normalization.
 
     `x`, `y`: of one shape and dtype; of kinds that `may_widen`, y (and dy) of an x of f16 or bf16 may be of f32.
@@ -294,7 +295,7 @@ class Normalization(Problem):
         parameters = {o.descriptor.dtype for o in self.operands if self._is_parameter(o.name)}
         words += ["narrow"] * (not parameters <= {self.statistic_dtype})
         words += ["wide"] * any(o.name in _WIDE and o.descriptor.dtype != self.x.dtype for o in self.operands)
-        return [*words, self.x.dtype, *layout_words([(o.name, o.descriptor) for o in self.operands])]
+        return [*words, self.x.dtype, *self._layout_words()]
 
     @classmethod
     def describe(

@@ -42,17 +42,16 @@ import numpy.typing as npt
 from jitdnn.arguments import check_choice, padding_pairs, per_axis
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems.convolution import DATA_LETTERS, extent_words, spatial_rank, words_extents
+from jitdnn.problems.directed import TwoWayProblem
 from jitdnn.problems.problem import (
     Operand,
-    Problem,
     Reals,
     as_descriptor,
     check_extents,
     check_same_shape,
     check_spatial_rank,
-    settle_gradients,
 )
-from jitdnn.problems.words import Words, axes_word, layout_forms, layout_words, pairs_word
+from jitdnn.problems.words import Words, axes_word, layout_forms, pairs_word
 from jitdnn.tensor import TensorDescriptor
 
 DIRECTIONS = ("fwd", "bwd")
@@ -68,7 +67,7 @@ EMPTY_WINDOW_MAX = -float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
+class Pooling(TwoWayProblem, kinds=("pool_fwd", "pool_bwd")):
     """Maximum or average pooling of x (N, C, spatial) to y (N, C, out), 1 to 3 spatial axes; or its gradient.
 
     `mode` is "max" or "avg"; `count_include_pad` is for the average, and True for the maximum whatever was
@@ -126,7 +125,7 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
             check_same_shape("indices", self.indices, "y", self.y)
         if self.mode == "max":
             object.__setattr__(self, "count_include_pad", True)
-        settle_gradients(self, saved=("x", "y") if self.mode == "max" else ())
+        self._settle_gradients(saved=("x", "y") if self.mode == "max" else ())
         if self.x.dtype in QUANTIZED and self.direction == "fwd" and self.y.dtype != self.x.dtype:
             raise InvalidType(f"x is {self.x.dtype} and y is {self.y.dtype}: they must be of one dtype")
         self._check_operands()
@@ -226,10 +225,6 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
             direction, mode, x, y, window, stride, pairs, count_include_pad, rounding, dx, dy, dilation, indices
         )  # fmt: skip
 
-    @property
-    def kind(self) -> str:
-        return f"pool_{self.direction}"
-
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """(x, y) and perhaps indices forward; backward (dy, x, y, dx) for the maximum, (dy, dx) for the
@@ -241,10 +236,9 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
                 last = math.prod(self.spatial) - 1
                 results += (Operand("indices", self.indices, "saved", INDEX_DTYPES, (-1, last)),)
             return Operand("x", self.x, "in", dtypes), *results
-        assert self.dx is not None
-        assert self.dy is not None
+        dy, dx = self.gradients
         saved = (Operand("x", self.x), Operand("y", self.y)) if self.mode == "max" else ()
-        return Operand("dy", self.dy), *saved, Operand("dx", self.dx, "out")
+        return dy, *saved, dx
 
     @property
     def spatial(self) -> tuple[int, ...]:
@@ -390,7 +384,7 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
             words += [axes_word("dil", self.dilation)] if max(self.dilation) > 1 else []
             words += [self.rounding] if self.rounding != "floor" else []
         words += [f"indices{self.indices.dtype[1:]}"] if self.indices is not None else []
-        return [*words, self.dtype, *layout_words([(o.name, o.descriptor) for o in self.operands])]
+        return [*words, self.dtype, *self._layout_words()]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:

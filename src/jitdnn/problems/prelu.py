@@ -19,15 +19,16 @@ import numpy as np
 
 from jitdnn.arguments import check_choice, integer_numbers
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_same_shape, settle_gradients
-from jitdnn.problems.words import Words, layout_words, shape_word
+from jitdnn.problems.directed import TwoWayProblem
+from jitdnn.problems.problem import Operand, Reals, as_descriptor, check_same_shape
+from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import TensorDescriptor
 
 DIRECTIONS = ("fwd", "bwd")
 
 
 @dataclass(frozen=True)
-class PRelu(Problem, kinds=("prelu_fwd", "prelu_bwd")):
+class PRelu(TwoWayProblem, kinds=("prelu_fwd", "prelu_bwd")):
     """y from x and weight, or dx and dweight from dy, x and weight; x has 1 to 8 dims.
 
     `weight` has the shape (x.shape[axis],), or (1,): then `axis` does not matter and is 0. For "bwd", `dx`, `dy` and
@@ -67,7 +68,7 @@ class PRelu(Problem, kinds=("prelu_fwd", "prelu_bwd")):
         else:
             object.__setattr__(self, "dweight", self.dweight or self.weight)
             check_same_shape("dweight", self.dweight or self.weight, "weight", self.weight)
-        settle_gradients(self, saved=("x",))
+        self._settle_gradients(saved=("x",))
         self._check_operands()
 
     @classmethod
@@ -97,23 +98,15 @@ class PRelu(Problem, kinds=("prelu_fwd", "prelu_bwd")):
             dx, dy = (g or TensorDescriptor.packed(x.shape, x.dtype, layout) for g in (dx, dy))
         return cls(direction, x, weight, y, axis, dx, dweight, dy)
 
-    @property
-    def kind(self) -> str:
-        return f"prelu_{self.direction}"
-
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """(x, weight, y) forward, (dy, x, weight, dx, dweight) backward."""
         x, weight = Operand("x", self.x), Operand("weight", self.weight)
         if self.direction == "fwd":
             return x, weight, Operand("y", self.y, "out")
-        assert self.dx is not None
         assert self.dweight is not None
-        assert self.dy is not None
-        return (
-            Operand("dy", self.dy), x, weight, Operand("dx", self.dx, "out"),
-            Operand("dweight", self.dweight, "out"),
-        )  # fmt: skip
+        dy, dx = self.gradients
+        return dy, x, weight, dx, Operand("dweight", self.dweight, "out")
 
     @property
     def sums(self) -> tuple[int, ...]:
@@ -143,7 +136,7 @@ class PRelu(Problem, kinds=("prelu_fwd", "prelu_bwd")):
 
     def _body(self) -> list[str]:
         words = [shape_word(self.x.shape), "single" if self.weight.shape == (1,) else f"axis{self.axis}"]
-        return [*words, self.dtype, *layout_words([(o.name, o.descriptor) for o in self.operands])]
+        return [*words, self.dtype, *self._layout_words()]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:

@@ -11,14 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from jitdnn.arguments import MOST_EXTENT, integer_numbers, shape, shown
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
-from jitdnn.problems.words import Words
+from jitdnn.problems.words import Words, layout_words
 from jitdnn.tensor import COMMON_DTYPES, DTYPES, FLOAT8_DTYPES, REAL_DTYPES, TensorDescriptor
 
 Reals = npt.NDArray[np.float64]
@@ -116,6 +116,10 @@ class Problem(ABC):
     @abstractmethod
     def _body(self) -> list[str]:
         """The words of the string after the kind."""
+
+    def _layout_words(self) -> list[str]:
+        """The words of the orders in memory of all operands."""
+        return layout_words([(operand.name, operand.descriptor) for operand in self.operands])
 
     @classmethod
     @abstractmethod
@@ -333,36 +337,3 @@ def check_same_shape(name: str, one: TensorDescriptor, other_name: str, other: T
         raise InvalidShape(
             f"{name} has shape {one.shape} and {other_name} has {other.shape}: they must be equal"
         )
-
-
-class _TwoWay(Protocol):
-    """A problem with a direction, "fwd" or "bwd", and the tensors x and y with their gradients."""
-
-    @property
-    def direction(self) -> str: ...
-    @property
-    def x(self) -> TensorDescriptor: ...
-    @property
-    def y(self) -> TensorDescriptor: ...
-    @property
-    def dx(self) -> TensorDescriptor | None: ...
-    @property
-    def dy(self) -> TensorDescriptor | None: ...
-
-
-def settle_gradients(problem: _TwoWay, saved: Sequence[str]) -> None:
-    """Settles the fields `x`, `y`, `dx` and `dy` of a problem.
-
-    Forward, dx and dy must be None. Backward they default to x and y and must have the shapes of these; an x
-    or y that is not among the `saved` operands gets its packed descriptor, so that equal problems are equal.
-    """
-    for name, tensor, gradient in (("x", problem.x, problem.dx), ("y", problem.y, problem.dy)):
-        if problem.direction == "fwd":
-            if gradient is not None:
-                raise InvalidArgument(f"d{name} is given, but a forward problem has no gradients")
-            continue
-        gradient = gradient or tensor
-        check_same_shape("d" + name, gradient, name, tensor)
-        object.__setattr__(problem, "d" + name, gradient)
-        if name not in saved:
-            object.__setattr__(problem, name, TensorDescriptor.packed(tensor.shape, tensor.dtype))

@@ -24,7 +24,7 @@ from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
 from jitdnn.problems.softmax import normalize_axis
-from jitdnn.problems.words import Words, layout_words, shape_word
+from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import TensorDescriptor, packed_strides
 
 OPS = ("add", "mul", "min", "max", "amax", "avg", "norm1", "norm2", "mul_no_zeros")
@@ -163,7 +163,7 @@ class Reduce(Problem, kinds=("reduce",)):
         words += ["keepdims"] if self.keepdims else []
         words += [f"indices_{self.indices.dtype}"] if self.indices is not None else []
         words += [] if self.propagate_nan else ["ignore_nan"]
-        return [*words, self.x.dtype, *layout_words([(o.name, o.descriptor) for o in self.operands])]
+        return [*words, self.x.dtype, *self._layout_words()]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:

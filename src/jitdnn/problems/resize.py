@@ -30,16 +30,9 @@ import numpy.typing as npt
 
 from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.problem import (
-    Operand,
-    Problem,
-    Reals,
-    as_descriptor,
-    check_extents,
-    check_spatial_rank,
-    settle_gradients,
-)
-from jitdnn.problems.words import Words, layout_words, shape_word
+from jitdnn.problems.directed import TwoWayProblem
+from jitdnn.problems.problem import Operand, Reals, as_descriptor, check_extents, check_spatial_rank
+from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import TensorDescriptor
 
 DIRECTIONS = ("fwd", "bwd")
@@ -93,7 +86,7 @@ class Taps:
 
 
 @dataclass(frozen=True)
-class Resize(Problem, kinds=("resize_fwd", "resize_bwd")):
+class Resize(TwoWayProblem, kinds=("resize_fwd", "resize_bwd")):
     """y = x resized along all axes behind N and C, to y's extents; or dx from dy.
 
     `scales`: one number an axis that says where outputs stand, or None for the quotient of the extents.
@@ -135,7 +128,7 @@ class Resize(Problem, kinds=("resize_fwd", "resize_bwd")):
             )
         if not math.isfinite(self.cubic):
             raise InvalidArgument(f"cubic is {self.cubic}: the coefficient must be finite")
-        settle_gradients(self, saved=())
+        self._settle_gradients(saved=())
         self._check_operands()
 
     @classmethod
@@ -162,18 +155,12 @@ class Resize(Problem, kinds=("resize_fwd", "resize_bwd")):
         factors = None if scales is None else tuple(float(s) for s in scales)
         return cls(direction, mode, x, y, coordinates, rounding, factors, float(cubic), dx, dy)
 
-    @property
-    def kind(self) -> str:
-        return f"resize_{self.direction}"
-
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """(x, y) forward, (dy, dx) backward."""
         if self.direction == "fwd":
             return Operand("x", self.x), Operand("y", self.y)
-        assert self.dx is not None
-        assert self.dy is not None
-        return Operand("dy", self.dy), Operand("dx", self.dx)
+        return self.gradients
 
     @property
     def flops(self) -> int:
@@ -240,7 +227,7 @@ class Resize(Problem, kinds=("resize_fwd", "resize_bwd")):
         words += [f"scale_{a}{s!r}" for a, s in zip(letters, self.scales or (), strict=False)]
         if self.cubic != CUBIC:
             words.append(f"cubic_a{self.cubic!r}")
-        return [*words, self.dtype, *layout_words([(o.name, o.descriptor) for o in self.operands])]
+        return [*words, self.dtype, *self._layout_words()]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:

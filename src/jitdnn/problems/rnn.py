@@ -24,9 +24,10 @@ from typing import Any, Self
 from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems import rnn_reference
+from jitdnn.problems.directed import DirectedProblem
 from jitdnn.problems.dropout import check_probability
 from jitdnn.problems.philox import STATE
-from jitdnn.problems.problem import Operand, Problem, Reals
+from jitdnn.problems.problem import Operand, Reals
 from jitdnn.problems.words import Words
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
@@ -41,7 +42,7 @@ PAD = 16  # what is kept has this multiple of units
 
 
 @dataclass(frozen=True)
-class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
+class Recurrent(DirectedProblem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
     """`layers` recurrent layers over `steps` steps of `batch` sequences of `inputs_size` numbers.
 
     `sequences` is "whole" (all have every step), "lengths" (an operand says how many steps each has) or "packed":
@@ -147,10 +148,6 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
             if tensor != TensorDescriptor.packed(shape, (dtypes or (self.element,))[0]):
                 kept.append((name, tensor))
         object.__setattr__(self, "orders", tuple(kept))
-
-    @property
-    def kind(self) -> str:
-        return f"rnn_{self.direction}"
 
     # ---- sizes
 

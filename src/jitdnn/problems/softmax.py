@@ -22,8 +22,9 @@ import numpy as np
 
 from jitdnn.arguments import check_choice, integer_numbers
 from jitdnn.errors import InvalidArgument
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_same_shape, settle_gradients
-from jitdnn.problems.words import Words, layout_words, shape_word
+from jitdnn.problems.directed import TwoWayProblem
+from jitdnn.problems.problem import Operand, Reals, as_descriptor, check_same_shape
+from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import TensorDescriptor
 
 DIRECTIONS = ("fwd", "bwd")
@@ -31,7 +32,7 @@ ALGORITHMS = ("fast", "accurate", "log")
 
 
 @dataclass(frozen=True)
-class Softmax(Problem, kinds=("softmax_fwd", "softmax_bwd")):
+class Softmax(TwoWayProblem, kinds=("softmax_fwd", "softmax_bwd")):
     """The softmax of x over the dims in `axis` (ascending); or its gradient dx from dy and y.
 
     All tensors have one shape. `algorithm` is "fast", "accurate" or "log". For "bwd", `dx` and `dy` describe
@@ -54,7 +55,7 @@ class Softmax(Problem, kinds=("softmax_fwd", "softmax_bwd")):
         check_choice(self.algorithm, ALGORITHMS, "algorithm")
         check_same_shape("y", self.y, "x", self.x)
         object.__setattr__(self, "axis", normalize_axis(self.axis, len(self.x.shape)))
-        settle_gradients(self, saved=("y",))
+        self._settle_gradients(saved=("y",))
         self._check_operands()
 
     @classmethod
@@ -85,18 +86,13 @@ class Softmax(Problem, kinds=("softmax_fwd", "softmax_bwd")):
             dy = dy or as_descriptor(x.shape, x.dtype, layout, dy_strides)
         return cls(direction, algorithm, normalize_axis(axis, len(x.shape)), x, y, dx, dy)
 
-    @property
-    def kind(self) -> str:
-        return f"softmax_{self.direction}"
-
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """(x, y) forward, (dy, y, dx) backward."""
         if self.direction == "fwd":
             return Operand("x", self.x), Operand("y", self.y)
-        assert self.dx is not None
-        assert self.dy is not None
-        return Operand("dy", self.dy), Operand("y", self.y), Operand("dx", self.dx)
+        dy, dx = self.gradients
+        return dy, Operand("y", self.y), dx
 
     @property
     def flops(self) -> int:
@@ -123,7 +119,7 @@ class Softmax(Problem, kinds=("softmax_fwd", "softmax_bwd")):
 
     def _body(self) -> list[str]:
         words = [self.algorithm, shape_word(self.y.shape), "axis" + "x".join(map(str, self.axis)), self.dtype]
-        return words + layout_words([(o.name, o.descriptor) for o in self.operands])
+        return words + self._layout_words()
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:

@@ -26,8 +26,9 @@ import numpy.typing as npt
 
 from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_extents
-from jitdnn.problems.words import Words, layout_words, shape_word
+from jitdnn.problems.directed import DirectedProblem
+from jitdnn.problems.problem import Operand, Reals, as_descriptor, check_extents
+from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import TensorDescriptor
 
 MODES = ("linear", "nearest")
@@ -40,7 +41,7 @@ _LETTERS = ("d", "h", "w")
 
 
 @dataclass(frozen=True)
-class AffineGrid(Problem, kinds=("affine_grid_fwd", "affine_grid_bwd")):
+class AffineGrid(DirectedProblem, kinds=("affine_grid_fwd", "affine_grid_bwd")):
     """grid[n, space..., :] = theta[n] (x, y, 1) for the place (x, y) of each element of an image; or dtheta from dgrid.
 
     `theta`: (N, 2, 3) for two axes of space, (N, 3, 4) for three; `grid`: (N, space..., 2 or 3). For "bwd" they
@@ -81,10 +82,6 @@ class AffineGrid(Problem, kinds=("affine_grid_fwd", "affine_grid_bwd")):
             direction, theta or as_descriptor((shape[0], rank, rank + 1), dtype, "nchw"), grid, align_corners
         )
 
-    @property
-    def kind(self) -> str:
-        return f"affine_grid_{self.direction}"
-
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """(theta, grid) forward, (dgrid, dtheta) backward."""
@@ -114,7 +111,7 @@ class AffineGrid(Problem, kinds=("affine_grid_fwd", "affine_grid_bwd")):
             *(["align_corners"] if self.align_corners else []),
             self.dtype,
         ]
-        return words + layout_words([(o.name, o.descriptor) for o in self.operands])
+        return words + self._layout_words()
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:
@@ -146,7 +143,7 @@ def check_grid(grid: TensorDescriptor) -> int:
 
 
 @dataclass(frozen=True)
-class GridSample(Problem, kinds=("grid_sample_fwd", "grid_sample_bwd_data", "grid_sample_bwd_grid")):
+class GridSample(DirectedProblem, kinds=("grid_sample_fwd", "grid_sample_bwd_data", "grid_sample_bwd_grid")):
     """y[n, c, o...] = x[n, c] at the place grid[n, o...]; or dx or dgrid from dy.
 
     `x`: (N, C, space) with two or three axes of space, `grid`: (N, output space, axes), `y`: (N, C, output space). For
@@ -207,10 +204,6 @@ class GridSample(Problem, kinds=("grid_sample_fwd", "grid_sample_bwd_data", "gri
         grid = as_descriptor((x.shape[0], *size, len(size)), x.dtype, "nchw")
         y = as_descriptor((*x.shape[:2], *size), x.dtype, layout)
         return cls(direction, x, grid, y, mode, padding, align_corners)
-
-    @property
-    def kind(self) -> str:
-        return f"grid_sample_{self.direction}"
 
     @property
     def rank(self) -> int:
@@ -306,7 +299,7 @@ class GridSample(Problem, kinds=("grid_sample_fwd", "grid_sample_bwd_data", "gri
     def _body(self) -> list[str]:
         words = [self.mode, self.padding, *(["align_corners"] if self.align_corners else [])]
         words += [shape_word(self.x.shape), "out" + "x".join(map(str, self.y.shape[2:])), self.dtype]
-        return words + layout_words([(o.name, o.descriptor) for o in self.operands])
+        return words + self._layout_words()
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:

@@ -16,7 +16,7 @@ import numpy as np
 from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_same_shape
-from jitdnn.problems.words import Words, layout_words, shape_word
+from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype
 
 
@@ -81,8 +81,7 @@ class AddTensor(Problem, kinds=("add", "copy")):
         return total
 
     def _body(self) -> list[str]:
-        named = [(operand.name, operand.descriptor) for operand in self.operands]
-        return [shape_word(self.out.shape), self.dtype, *layout_words(named)]
+        return [shape_word(self.out.shape), self.dtype, *self._layout_words()]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:
@@ -167,8 +166,7 @@ class OpTensor(Problem, kinds=("op_tensor",)):
     def _body(self) -> list[str]:
         scales = {"ascale": self.a_scale, "bscale": self.b_scale}
         words = [f"{name}{scale!r}" for name, scale in scales.items() if scale != 1.0]
-        named = [(operand.name, operand.descriptor) for operand in self.operands]
-        return [self.operation, shape_word(self.out.shape), *words, self.dtype, *layout_words(named)]
+        return [self.operation, shape_word(self.out.shape), *words, self.dtype, *self._layout_words()]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:
@@ -211,7 +209,7 @@ class Fill(Problem, kinds=("fill",)):
         return np.ones(self.out.shape)
 
     def _body(self) -> list[str]:
-        return [shape_word(self.out.shape), self.out.dtype, *layout_words([("out", self.out)])]
+        return [shape_word(self.out.shape), self.out.dtype, *self._layout_words()]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:

@@ -13,7 +13,7 @@ import numpy as np
 from jitdnn.arguments import check_choice, integer_numbers, padding_pairs
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
-from jitdnn.problems.words import Words, axes_word, layout_words, pairs_word, shape_word
+from jitdnn.problems.words import Words, axes_word, pairs_word, shape_word
 from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor, compute_dtype
 
 ORDERS = ("crd", "dcr")
@@ -125,7 +125,7 @@ class Transform(Problem, kinds=("transform", "fold", "unfold")):
         words.append(self.x.dtype)
         if self.y.dtype != self.x.dtype:
             words.append(f"to_{self.y.dtype}")
-        return [*words, *layout_words([("x", self.x), ("y", self.y)])]
+        return [*words, *self._layout_words()]
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:
@@ -220,13 +220,12 @@ class Concatenate(Problem, kinds=("concat",)):
 
     def _body(self) -> list[str]:
         extents = "x".join(str(part.shape[self.axis]) for part in self.parts)
-        named = [(operand.name, operand.descriptor) for operand in self.operands]
         return [
             shape_word(self.out.shape),
             f"axis{self.axis}",
             f"parts{extents}",
             self.out.dtype,
-            *layout_words(named),
+            *self._layout_words(),
         ]
 
     @classmethod

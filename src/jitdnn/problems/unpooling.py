@@ -22,10 +22,10 @@ import numpy.typing as npt
 from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidShape
 from jitdnn.problems.convolution import DATA_LETTERS
+from jitdnn.problems.directed import DirectedProblem
 from jitdnn.problems.pooling import DIRECTIONS, INDEX_DTYPES
 from jitdnn.problems.problem import (
     Operand,
-    Problem,
     Reals,
     as_descriptor,
     check_extents,
@@ -37,7 +37,7 @@ from jitdnn.tensor import TensorDescriptor
 
 
 @dataclass(frozen=True)
-class Unpooling(Problem, kinds=("unpool_fwd", "unpool_bwd")):
+class Unpooling(DirectedProblem, kinds=("unpool_fwd", "unpool_bwd")):
     """`large` (N, C, spatial) from `small` and `indices` (N, C, out); or backward `small` from `large` and indices.
 
     The values are `small`, x forward and dx backward; the image is `large`, y forward and dy backward. `indices` are
@@ -85,10 +85,6 @@ class Unpooling(Problem, kinds=("unpool_fwd", "unpool_bwd")):
     def names(self) -> tuple[str, str]:
         """What the values and the image are called."""
         return ("x", "y") if self.direction == "fwd" else ("dx", "dy")
-
-    @property
-    def kind(self) -> str:
-        return f"unpool_{self.direction}"
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:

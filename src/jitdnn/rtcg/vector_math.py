@@ -337,13 +337,8 @@ def erf(k: Builder, x: Value) -> Value:
 
 
 def log(k: Builder, x: Value) -> Value:
-    form = _format(x)
-    smallest = 2.0 ** (1 - form.bias)
-    subnormal = x < smallest
-    shift = form.mantissa + 2
-    n, m = _mantissa(k, k.select(subnormal, x * 2.0**shift, x))
-    result = _log_of(k, k.select(subnormal, n - shift, n), m - 1.0, None)
-    return _log_edges(k, x, result, 0.0)
+    n, f = _exponent_and_fraction(k, x)
+    return _log_edges(k, x, _log_of(k, n, f, None), 0.0)
 
 
 def log1p(k: Builder, x: Value) -> Value:
@@ -368,44 +363,46 @@ def _mantissa(k: Builder, x: Value) -> tuple[Value, Value]:
     return n, k.bitcast(bits - (n << form.mantissa), form.dtype)
 
 
+def _exponent_and_fraction(k: Builder, x: Value) -> tuple[Value, Value]:
+    """A positive x = 2^n (1 + f), subnormal ones too: returns n as integers, and f."""
+    form = _format(x)
+    smallest = 2.0 ** (1 - form.bias)
+    subnormal = x < smallest
+    shift = form.mantissa + 2
+    n, m = _mantissa(k, k.select(subnormal, x * 2.0**shift, x))
+    return k.select(subnormal, n - shift, n), m - 1.0
+
+
 def _log_of(k: Builder, n: Value, f: Value, correction: Value | None) -> Value:
     """log(2^n (1 + f)) + correction.
 
     With s = f / (2 + f), log(1 + f) = 2 atanh(s) = 2 s + s^3 P(s^2). Here 2 s = f - h + s h with h = f^2 / 2,
     so that the largest term, f, is exact and the errors are those of the smaller ones.
     """
+    exponent, h, small = _log_terms(k, n, f)
+    if correction is not None:
+        small = small + correction
+    return exponent * _format(f).ln2[0] + (f - (h - small))
+
+
+def _log_terms(k: Builder, n: Value, f: Value) -> tuple[Value, Value, Value]:
+    """n as a real number, h, and s h + s^3 P(s^2) with the low part of n log(2), of the sum in `_log_of`."""
     form = _format(f)
-    high, low = form.ln2
     magic = k.constant(form.magic, form.dtype, f.lanes)
     exponent = k.bitcast(n + k.bitcast(magic, form.integer), form.dtype) - magic
     s = f / (f + 2.0)
     z = s * s
     h = f * f * 0.5
-    small = k.fma(s, k.fma(z, _horner(k, z, form.logarithm), h), exponent * low)
-    if correction is not None:
-        small = small + correction
-    return exponent * high + (f - (h - small))
+    return exponent, h, k.fma(s, k.fma(z, _horner(k, z, form.logarithm), h), exponent * form.ln2[1])
 
 
 def log_parts(k: Builder, x: Value) -> tuple[Value, Value]:
     """log(x) as the sum of two numbers, the second far below the first's last place; (log(x), 0) at the edges."""
-    form = _format(x)
-    smallest = 2.0 ** (1 - form.bias)
-    subnormal = x < smallest
-    shift = form.mantissa + 2
-    n, m = _mantissa(k, k.select(subnormal, x * 2.0**shift, x))
-    n, f = k.select(subnormal, n - shift, n), m - 1.0
-    high, low = form.ln2
-    magic = k.constant(form.magic, form.dtype, f.lanes)
-    exponent = k.bitcast(n + k.bitcast(magic, form.integer), form.dtype) - magic
-    s = f / (f + 2.0)
-    z = s * s
-    h = f * f * 0.5
-    small = k.fma(s, k.fma(z, _horner(k, z, form.logarithm), h), exponent * low) - lost_product(
-        k, f * 0.5, f, h
-    )
-    # exponent * high + f - h, with what each of the two sums lost by rounding
-    whole = exponent * high
+    n, f = _exponent_and_fraction(k, x)
+    exponent, h, small = _log_terms(k, n, f)
+    small = small - lost_product(k, f * 0.5, f, h)
+    # n log(2) + f - h, with what each of the two sums lost by rounding
+    whole = exponent * _format(x).ln2[0]
     first = whole + f
     part = first - whole
     error = (whole - (first - part)) + (f - part)

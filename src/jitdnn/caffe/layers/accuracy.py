@@ -27,6 +27,8 @@ class AccuracyLayer(Layer):
     tops = (1, 2)
     parts_of_top = "sum"
     is_for_gpu = True
+    reads = Reads(bottom=False, top=False)
+    forced_bottoms = 0
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.accuracy_param
@@ -92,9 +94,3 @@ class AccuracyLayer(Layer):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if any(propagate):
             raise self.invalid("an accuracy has no gradient: set no loss_weight on it")
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
-
-    def may_force_backward(self, index: int) -> bool:
-        return False

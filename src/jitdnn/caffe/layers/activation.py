@@ -35,9 +35,6 @@ class ActivationLayer(Layer):
     gradient: Callable[..., Any]
     is_from_x = False
 
-    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        pass
-
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if top[0] is not bottom[0]:
             top[0].reshape(bottom[0].shape)

@@ -120,6 +120,10 @@ class Layer(ABC):
     is_for_gpu: ClassVar[bool] = False
     # whether backward adds to the gradients of weights by `beta`, so that they need not be cleared before
     writes_gradients: ClassVar[bool] = False
+    # what `backward_reads` returns unless it depends on the parameters
+    reads: ClassVar[Reads] = Reads(bottom=True, top=True)
+    # how many bottoms, the first ones, `force_backward` makes sense for (not for labels); None: all
+    forced_bottoms: ClassVar[int | None] = None
 
     def __init__(self, parameter: LayerParameter, context: Context) -> None:
         self.parameter = parameter
@@ -141,8 +145,7 @@ class Layer(ABC):
         """How blobs of four axes may lie in a GPU's memory: "any" way each, the "same" way all, None: packed."""
         return None
 
-    @abstractmethod
-    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:  # noqa: B027 - some have neither
         """Check the parameters against the bottoms, and make the weights."""
 
     @abstractmethod
@@ -165,11 +168,11 @@ class Layer(ABC):
 
     def backward_reads(self) -> Reads:
         """Tell which data of the blobs a backward pass reads; all else may be gone by then."""
-        return Reads(bottom=True, top=True)
+        return self.reads
 
     def may_force_backward(self, index: int) -> bool:
-        """Tell whether `force_backward` makes sense for this bottom (not for labels)."""
-        return True
+        """Tell whether `force_backward` makes sense for this bottom."""
+        return self.forced_bottoms is None or index < self.forced_bottoms
 
     def state(self) -> dict[str, Any]:
         """Return what an exact resume needs besides the weights, as plain JSON values."""
@@ -228,6 +231,17 @@ class Layer(ABC):
     def named(self, field: str | None = None) -> str:
         """How messages name the layer."""
         return f"layer {self.name!r} ({self.type}){self.parameter.where(field)}: "
+
+
+class BottomlessLayer(Layer):
+    """A layer whose tops come from outside of the net: nothing goes back through it."""
+
+    bottoms = (0, 0)
+    may_rerun = False
+    reads = Reads(bottom=False, top=False)
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        pass
 
 
 def copy(x: Any, out: Any) -> None:

@@ -15,7 +15,7 @@ from jitdnn import log
 from jitdnn.caffe import paths
 from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.decoding import label_shape
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import BottomlessLayer, Layer
 from jitdnn.caffe.pipeline import Pipeline, Waited
 from jitdnn.caffe.raw_images import RawBatch, RawForm, RawUpload, refusal
 from jitdnn.caffe.sources import ArraySource, ListSource, MappedSource, Source, open_source, read_image_list
@@ -34,7 +34,7 @@ def named(layer: Layer, error: JitdnnError) -> JitdnnError:
     return type(error)(f"layer {layer.name!r} ({layer.type}){where.where()}: {error}").at(where.place())
 
 
-class SourceLayer(Layer):
+class SourceLayer(BottomlessLayer):
     """A layer that takes images and labels from a source: tops data (batch_size, C, H, W) and maybe label (batch_size),
     or (batch_size, ...) where the labels of the source are arrays.
 
@@ -43,9 +43,7 @@ class SourceLayer(Layer):
     cannot, `raw_refusal` says why.
     """
 
-    bottoms = (0, 0)
     tops = (1, 2)
-    may_rerun = False
     is_random = True
 
     source: Source | ArraySource
@@ -182,12 +180,6 @@ class SourceLayer(Layer):
             self.position = stop % source.size
         if raw is not None:
             self._send(raw, top[0], lambda: None)
-
-    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        pass
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
 
     def state(self) -> dict[str, Any]:
         state = {**super().state(), "position": self.position, "size": self.source.size}

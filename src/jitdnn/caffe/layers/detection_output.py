@@ -25,6 +25,8 @@ class DetectionOutputLayer(Layer):
     type = "DetectionOutput"
     bottoms = (3, 3)
     may_resize = True
+    reads = Reads(bottom=False, top=False)
+    forced_bottoms = 0
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.detection_output_param
@@ -83,12 +85,6 @@ class DetectionOutputLayer(Layer):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if any(propagate):
             raise self.invalid("detections have no gradient: nothing before them can be trained through them")
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
-
-    def may_force_backward(self, index: int) -> bool:
-        return False
 
     def _decoded(self, locations: Array, priors: Array, variances: Array) -> Array:
         """The boxes (P, classes or 1, 4) by their edges."""

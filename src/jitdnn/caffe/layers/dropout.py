@@ -20,6 +20,7 @@ class DropoutLayer(Layer):
     may_be_in_place = True
     is_random = True
     is_for_gpu = True
+    reads = Reads(bottom=False, top=False)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.ratio = self.parameter.dropout_param.dropout_ratio
@@ -51,6 +52,3 @@ class DropoutLayer(Layer):
             self.words.apply(top[0].gradient, self.ratio, bottom[0].gradient)
         elif top[0] is not bottom[0]:
             copy(top[0].gradient, bottom[0].gradient)
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)

@@ -21,6 +21,8 @@ class EmbedLayer(Layer):
     type = "Embed"
     is_for_gpu = True
     writes_gradients = True
+    reads = Reads(bottom=False, top=False)
+    forced_bottoms = 0
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.embed_param
@@ -58,9 +60,3 @@ class EmbedLayer(Layer):
         if len(self.weights) == 2 and self.weight_needs_gradient[1]:
             bias = self.weights[1]
             conv_backward_bias(dy.reshape(-1, self.outputs, 1), out=bias.gradient, beta=self.beta(bias))
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
-
-    def may_force_backward(self, index: int) -> bool:
-        return False

@@ -24,6 +24,7 @@ class FilterLayer(Layer):
     bottoms = (2, None)
     tops = (1, None)
     may_resize = True
+    reads = Reads(bottom=False, top=False)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if len(top) != len(bottom) - 1:
@@ -63,9 +64,6 @@ class FilterLayer(Layer):
             if is_wanted:
                 dy = y.diff.reshape(len(self.chosen), -1)
                 embedding_backward(dy, self.chosen, self.images, out=x.diff.reshape(self.images, -1))
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
 
     def may_force_backward(self, index: int) -> bool:
         return index < len(self.parameter.bottom) - 1

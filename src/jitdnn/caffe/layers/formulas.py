@@ -194,6 +194,7 @@ class ThresholdLayer(FormulaLayer):
     type = "Threshold"
     formula = "x, threshold: where(x > threshold, 1, 0)"
     gradient = "dy, x, threshold: 0 * dy"
+    forced_bottoms = 0
 
     def numbers(self) -> tuple[float, ...]:
         return (self.parameter.threshold_param.threshold,)
@@ -204,6 +205,3 @@ class ThresholdLayer(FormulaLayer):
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)
-
-    def may_force_backward(self, index: int) -> bool:
-        return False

@@ -10,13 +10,13 @@ import numpy as np
 
 from jitdnn.caffe import hdf5, paths
 from jitdnn.caffe.blob import Array, Blob
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import BottomlessLayer, Layer, Reads
 from jitdnn.caffe.layers.data import named
 from jitdnn.caffe.sources import read_list
 from jitdnn.errors import InvalidArgument, InvalidShape, JitdnnError
 
 
-class HDF5DataLayer(Layer):
+class HDF5DataLayer(BottomlessLayer):
     """Tops are the datasets of their names, batch_size rows at a time, from the files that the list
     hdf5_data_param.source names, one a line. Each file is read whole; batches go on from one file into the next, and
     behind the last into the first. `shuffle` draws another order of the files for each round, and of the rows for each
@@ -24,9 +24,7 @@ class HDF5DataLayer(Layer):
     """
 
     type = "HDF5Data"
-    bottoms = (0, 0)
     tops = (1, None)
-    may_rerun = False
     is_random = True
 
     arrays: list[Array]
@@ -94,12 +92,6 @@ class HDF5DataLayer(Layer):
                 blob.data[first - self.rows.start : last - self.rows.start] = array[rows]
             filled += count
             self.row += count
-
-    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        pass
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
 
     def state(self) -> dict[str, Any]:
         places = {"opened": self.opened, "row": self.row, "files": len(self.files), "seed": self.seed}
@@ -175,6 +167,7 @@ class HDF5OutputLayer(Layer):
     bottoms = (2, 2)
     tops = (0, 0)
     may_rerun = False
+    reads = Reads(bottom=False, top=False)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         hdf5.h5py()
@@ -208,6 +201,3 @@ class HDF5OutputLayer(Layer):
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         pass
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)

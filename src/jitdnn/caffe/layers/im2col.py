@@ -17,6 +17,7 @@ class Im2colLayer(WindowedLayer):
     """
 
     type = "Im2col"
+    reads = Reads(bottom=False, top=False)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.read_windows(bottom[0].shape)
@@ -55,6 +56,3 @@ class Im2colLayer(WindowedLayer):
         for tap, part in enumerate(self.windows.meets(room)):
             add(columns[(slice(None),) * (self.axis + 1) + (tap,)], out=part, beta=1.0)
         transform(self.windows.inside(room), out=bottom[0].diff)
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)

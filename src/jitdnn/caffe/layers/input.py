@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import BottomlessLayer
 
 
-class InputLayer(Layer):
+class InputLayer(BottomlessLayer):
     """Tops of the shapes in input_param: one shape for all, or one for each."""
 
     type = "Input"
     fills_tops = False
-    bottoms = (0, 0)
     tops = (1, None)
-    may_rerun = False
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shapes = self.parameter.input_param.shape
@@ -35,9 +33,3 @@ class InputLayer(Layer):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass
-
-    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        pass
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)

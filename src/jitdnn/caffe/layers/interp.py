@@ -19,6 +19,7 @@ class InterpLayer(Layer):
 
     type = "Interp"
     is_for_gpu = True
+    reads = Reads(bottom=False, top=False)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.interp_param
@@ -76,6 +77,3 @@ class InterpLayer(Layer):
         if self.cuts:
             fill(dx, 0.0)
         resize_backward(top[0].gradient, inside.shape, mode="linear", coordinates="align_corners", out=inside)
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)

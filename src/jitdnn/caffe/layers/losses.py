@@ -5,7 +5,7 @@ logistic.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from jitdnn.caffe.blob import Blob, Shape, count
 from jitdnn.caffe.layers.base import Layer, Reads
@@ -27,9 +27,8 @@ class LossLayer(Layer):
     is_loss = True
     parts_of_top = "sum"
     is_for_gpu = True
-
-    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        pass
+    reads = Reads(bottom=True, top=False)
+    forced_bottoms: ClassVar[int | None] = 1
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shapes = [blob.shape for blob in bottom]
@@ -40,12 +39,6 @@ class LossLayer(Layer):
         self.images = shapes[0][0]
         self.whole_images = self.context.whole(self.images)
         top[0].reshape(())
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=True, top=False)
-
-    def may_force_backward(self, index: int) -> bool:
-        return index == 0
 
     def refuse_label_gradient(self, propagate: Sequence[bool]) -> None:
         """Raise InvalidArgument if a gradient of the last bottom, the labels, is asked for."""
@@ -72,6 +65,7 @@ class EuclideanLossLayer(LossLayer):
     """Σ (a − b)² / (2 N) for two bottoms of N images and as many elements; both have gradients."""
 
     type = "EuclideanLoss"
+    forced_bottoms = None
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.squares = reduction("a, b: (a - b) * (a - b)")
@@ -92,9 +86,6 @@ class EuclideanLossLayer(LossLayer):
                 self.difference(
                     a, b, top[0].gradient, sign / self.whole_images, out=blob.gradient.reshape(-1)
                 )
-
-    def may_force_backward(self, index: int) -> bool:
-        return True
 
 
 class SigmoidCrossEntropyLossLayer(LossLayer):
@@ -212,6 +203,7 @@ class ContrastiveLossLayer(LossLayer):
 
     type = "ContrastiveLoss"
     bottoms = (3, 3)
+    forced_bottoms = 2
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.squares = reduction("a, b: (a - b) * (a - b)")
@@ -252,9 +244,6 @@ class ContrastiveLossLayer(LossLayer):
             if is_wanted:
                 dx = blob.gradient.reshape(self.view)
                 self.difference(a, b, self.factors.values, top[0].gradient, sign, out=dx)
-
-    def may_force_backward(self, index: int) -> bool:
-        return index < 2
 
 
 class MultinomialLogisticLossLayer(_ClassLossLayer):

@@ -18,6 +18,7 @@ class LRNLayer(Layer):
 
     type = "LRN"
     is_for_gpu = True
+    reads = Reads(bottom=True, top=False)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.lrn_param
@@ -47,6 +48,3 @@ class LRNLayer(Layer):
                 top[0].gradient, bottom[0].values, self.size, self.factor, self.exponent, self.offset, self.mode,
                 out=bottom[0].gradient,
             )  # fmt: skip
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=True, top=False)

@@ -9,20 +9,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jitdnn.caffe.blob import Array, Blob
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import BottomlessLayer
 from jitdnn.caffe.transform import Transformer
 from jitdnn.errors import InvalidArgument
 
 
-class MemoryDataLayer(Layer):
+class MemoryDataLayer(BottomlessLayer):
     """Tops data (batch_size, channels, height, width) and label (batch_size), from what `set_arrays` or `set_images`
     gave, in order, and from the start again at its end.
     """
 
     type = "MemoryData"
-    bottoms = (0, 0)
     tops = (2, 2)
-    may_rerun = False
     is_random = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
@@ -89,12 +87,6 @@ class MemoryDataLayer(Layer):
     def skip(self) -> None:
         if self.data is not None:
             self.position = (self.position + self.batch) % len(self.data)
-
-    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        pass
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "position": self.position}

@@ -19,12 +19,7 @@ class _Movement(Layer):
     """A layer whose tops are copies: gradients need no data."""
 
     is_for_gpu = True
-
-    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        pass
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
+    reads = Reads(bottom=False, top=False)
 
     def axis_of(self, message: str, old: str, rank: int) -> int:
         """The axis that the layer's message gives as `axis`, or by its old name."""
@@ -139,6 +134,7 @@ class CropLayer(_Movement):
 
     type = "Crop"
     bottoms = (2, 2)
+    forced_bottoms = 1
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape, wanted = self.parameter.crop_param, bottom[0].shape, bottom[1].shape
@@ -172,9 +168,6 @@ class CropLayer(_Movement):
                 fill(blob.gradient, 0.0)
         if propagate[0]:
             transform(top[0].gradient, out=bottom[0].gradient[self.part])
-
-    def may_force_backward(self, index: int) -> bool:
-        return index == 0
 
 
 class TileLayer(_Movement):
@@ -260,6 +253,7 @@ class BatchReindexLayer(_Movement):
     undivided = "it takes images of the whole batch by their numbers"
     type = "BatchReindex"
     bottoms = (2, 2)
+    forced_bottoms = 1
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         images, numbers = bottom[0].shape, bottom[1].shape
@@ -286,6 +280,3 @@ class BatchReindexLayer(_Movement):
         if propagate[0]:
             dy = top[0].gradient.reshape(len(self.numbers), -1)
             embedding_backward(dy, self.numbers, self.rows, out=bottom[0].gradient.reshape(self.rows, -1))
-
-    def may_force_backward(self, index: int) -> bool:
-        return index == 0

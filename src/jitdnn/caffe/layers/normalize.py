@@ -22,6 +22,7 @@ class NormalizeLayer(Layer):
     type = "Normalize"
     is_for_gpu = True
     writes_gradients = True
+    reads = Reads(bottom=True, top=False)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape = self.parameter.norm_param, bottom[0].shape
@@ -69,6 +70,3 @@ class NormalizeLayer(Layer):
         if propagate[0]:
             dot = self.products(dy, wide, x, axes=self.axes, keepdims=True)
             self.gradient(dy, wide, x, norm, dot, out=bottom[0].gradient.reshape(self.view))
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=True, top=False)

@@ -24,6 +24,8 @@ class PriorBoxLayer(Layer):
     parts_of_top = "same"
     type = "PriorBox"
     bottoms = (2, 2)
+    reads = Reads(bottom=False, top=False)
+    forced_bottoms = 0
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.prior_box_param
@@ -89,12 +91,6 @@ class PriorBoxLayer(Layer):
         for blob, is_wanted in zip(bottom, propagate, strict=True):
             if is_wanted:
                 blob.diff.fill(0)
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
-
-    def may_force_backward(self, index: int) -> bool:
-        return False
 
     def _pair(self, name: str, name_h: str, name_w: str) -> tuple[float, float] | None:
         """Height and width that the fields give, None if they are absent."""

@@ -42,6 +42,7 @@ class RecurrentLayer(Layer):
     tops = (1, 3)
     is_for_gpu = True
     may_rerun = False  # each forward pass goes on from the last one
+    reads = Reads(bottom=True, top=False)
     states: ClassVar[tuple[str, ...]] = ("h",)
     gates: ClassVar[int] = 1  # numbers that x gives to each number of the state
 
@@ -187,9 +188,6 @@ class RecurrentLayer(Layer):
             for blob, is_wanted, gradient in zip(bottom[start:], propagate[start:], gradients, strict=True):
                 if is_wanted:
                     copy(gradient.reshape(blob.shape), blob.gradient)
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=True, top=False)
 
     def may_force_backward(self, index: int) -> bool:
         return index != 1

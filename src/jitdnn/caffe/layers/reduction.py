@@ -72,9 +72,8 @@ class ArgMaxLayer(Layer):
     """
 
     type = "ArgMax"
-
-    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        pass
+    reads = Reads(bottom=False, top=False)
+    forced_bottoms = 0
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape = self.parameter.argmax_param, bottom[0].shape
@@ -109,12 +108,6 @@ class ArgMaxLayer(Layer):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
             raise self.invalid("positions have no gradient: nothing before them can be trained through them")
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
-
-    def may_force_backward(self, index: int) -> bool:
-        return False
 
 
 class MVNLayer(Layer):

@@ -152,6 +152,7 @@ class BiasLayer(_PerAxis):
 
     type = "Bias"
     message = "bias_param"
+    reads = Reads(bottom=False, top=False)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         operand = self.operand(bottom).values.reshape(1, -1, 1)
@@ -166,9 +167,6 @@ class BiasLayer(_PerAxis):
         if propagate[0] and top[0] is not bottom[0]:
             copy(top[0].gradient, bottom[0].gradient)
 
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
-
 
 class AxpyLayer(Layer):
     """a · x + y for a factor a (N, C), or with ones behind, of each channel of x (N, C, ...), and y of x's shape:
@@ -178,6 +176,7 @@ class AxpyLayer(Layer):
     type = "Axpy"
     bottoms = (3, 3)
     is_for_gpu = True
+    reads = Reads(bottom=True, top=False)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.sum = elementwise("a, x, y: a * x + y")
@@ -205,6 +204,3 @@ class AxpyLayer(Layer):
             multiply(dy, a.values.reshape(-1, 1), out=x.gradient.reshape(self.view))
         if propagate[2]:
             copy(top[0].gradient, bottom[2].gradient)
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=True, top=False)

@@ -18,9 +18,7 @@ class _ViewLayer(Layer):
     """The top is the bottom in another shape: a view, or a copy where a later layer works in place on the top."""
 
     is_for_gpu = True
-
-    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        pass
+    reads = Reads(bottom=False, top=False)
 
     @abstractmethod
     def top_shape(self, shape: Shape) -> Shape:
@@ -40,9 +38,6 @@ class _ViewLayer(Layer):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if self.is_overwritten and propagate[0]:
             copy(top[0].gradient.reshape(-1), bottom[0].gradient.reshape(-1))
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
 
 
 class FlattenLayer(_ViewLayer):
@@ -112,9 +107,7 @@ class SilenceLayer(Layer):
     bottoms = (1, None)
     tops = (0, 0)
     is_for_gpu = True
-
-    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        pass
+    reads = Reads(bottom=False, top=False)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass
@@ -127,9 +120,6 @@ class SilenceLayer(Layer):
             if is_wanted:
                 fill(blob.gradient, 0.0)
 
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
-
 
 class SplitLayer(Layer):
     """The tops are the bottom; its gradient is the sum of theirs."""
@@ -137,6 +127,7 @@ class SplitLayer(Layer):
     type = "Split"
     tops = (1, None)
     is_for_gpu = True
+    reads = Reads(bottom=False, top=False)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         # set by backward_fusion.py: the result and the slope below 0 of a ReLU whose gradient this layer computes
@@ -183,6 +174,3 @@ class SplitLayer(Layer):
 
     def layout_rule(self) -> str:
         return "same"
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)

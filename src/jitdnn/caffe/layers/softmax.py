@@ -35,9 +35,6 @@ class SoftmaxLayer(Layer):
     type = "Softmax"
     is_for_gpu = True
 
-    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        pass
-
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = bottom[0].shape
         self.axis = self.front_axis(self.parameter.softmax_param.axis, len(shape))
@@ -72,6 +69,8 @@ class SoftmaxWithLossLayer(Layer):
     is_loss = True
     parts_of_top = "sum"
     is_for_gpu = True
+    reads = Reads(bottom=False, top=False)
+    forced_bottoms = 1
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         loss = self.parameter.loss_param
@@ -137,12 +136,6 @@ class SoftmaxWithLossLayer(Layer):
     def _viewed(self) -> tuple[Any, Any, Any]:
         """Probabilities, labels and the numbers of the classes, to be broadcast to (outer, classes, inner)."""
         return self.probability.values.reshape(self.view), self.labels.values, self.classes.values
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
-
-    def may_force_backward(self, index: int) -> bool:
-        return index == 0
 
     def _norm(self) -> float:
         """What the loss is divided by; 0 if it depends on the labels that are ignored."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from jitdnn.caffe.blob import Blob, Shape
 from jitdnn.caffe.fillers import fill
-from jitdnn.caffe.layers.base import Layer, Reads, copy
+from jitdnn.caffe.layers.base import BottomlessLayer, Layer, Reads, copy
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.tensor_ops import add
 
@@ -23,6 +23,7 @@ class ParameterLayer(Layer):
     parts_of_top = "same"
     is_for_gpu = True
     writes_gradients = True
+    reads = Reads(bottom=False, top=False)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = tuple(self.parameter.parameter_param.shape.dim)
@@ -44,20 +45,15 @@ class ParameterLayer(Layer):
                 beta=self.beta(self.weights[0]),
             )
 
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)
 
-
-class DummyDataLayer(Layer):
+class DummyDataLayer(BottomlessLayer):
     """Tops of the shapes in dummy_data_param: one `shape` for all, or one each, or num, channels, height and width, as
     many of each. `data_filler`: none (0), one for all, or one each; what is not constant is drawn anew in every pass.
     """
 
     type = "DummyData"
     fills_tops = False  # constants stay
-    bottoms = (0, 0)
     tops = (1, None)
-    may_rerun = False
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, tops = self.parameter.dummy_data_param, len(top)
@@ -105,9 +101,3 @@ class DummyDataLayer(Layer):
                     whole = np.empty(self.shapes[place], self.context.dtype)
                     fill(filler, whole, self.context.random)
                     blob.data[...] = whole[self.context.rows(len(whole), blob.name)]
-
-    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        pass
-
-    def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=False)

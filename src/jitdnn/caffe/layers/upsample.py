@@ -24,6 +24,7 @@ class UpsampleLayer(Layer):
 
     type = "Upsample"
     bottoms = (1, 2)
+    forced_bottoms = 1
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.upsample_param
@@ -87,9 +88,6 @@ class UpsampleLayer(Layer):
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=len(self.parameter.bottom) == 2, top=False)
-
-    def may_force_backward(self, index: int) -> bool:
-        return index == 0
 
     def _places(self, mask: Blob) -> np.ndarray[Shape, np.dtype[np.int32]]:
         size = self.space[0] * self.space[1]

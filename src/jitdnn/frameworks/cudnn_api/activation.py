@@ -8,7 +8,7 @@ import jitdnn as jd
 from jitdnn.frameworks.cudnn_api.enums import cudnnActivationMode_t, cudnnNanPropagation_t
 from jitdnn.frameworks.cudnn_api.handles import inner
 from jitdnn.frameworks.cudnn_api.memory import bound
-from jitdnn.frameworks.cudnn_api.objects import Descriptor, alive, choice, destroy, real, value_of
+from jitdnn.frameworks.cudnn_api.objects import Descriptor, alive, blend, choice, destroy, real, value_of
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensors import tensor_of
@@ -112,8 +112,7 @@ def cudnnActivationForward(
     getattr(jd, act.name)(
         source,
         *act.coefficient,
-        alpha=real(alpha, "alpha"),
-        beta=real(beta, "beta"),
+        **blend(alpha, beta),
         out=bound(y, tensor_of(yDesc, "yDesc"), "y", True),
         handle=own,
         propagate_nan=act.nan is cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN,
@@ -151,8 +150,7 @@ def cudnnActivationBackward(
     getattr(jd, f"{act.name}_backward")(
         bound(dy, tensor_of(dyDesc, "dyDesc"), "dy"),
         **given,
-        alpha=real(alpha, "alpha"),
-        beta=real(beta, "beta"),
+        **blend(alpha, beta),
         out=bound(dx, tensor_of(dxDesc, "dxDesc"), "dx", True),
         handle=own,
         propagate_nan=act.nan is cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN,

@@ -17,7 +17,7 @@ from jitdnn.frameworks.cudnn_api.attention_descriptors import MultiHead, SeqData
 from jitdnn.frameworks.cudnn_api.enums import cudnnMultiHeadAttnWeightKind_t, cudnnWgradMode_t
 from jitdnn.frameworks.cudnn_api.handles import checked
 from jitdnn.frameworks.cudnn_api.memory import bound, placed, space, with_room
-from jitdnn.frameworks.cudnn_api.objects import choice, number, several
+from jitdnn.frameworks.cudnn_api.objects import byte_count, choice, number, several
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensors import set_tensor
@@ -27,7 +27,6 @@ from jitdnn.tensor import DTYPES, Array, TensorDescriptor, borrow
 
 _W = cudnnMultiHeadAttnWeightKind_t
 _NAMES = dict(zip(_W, ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo"), strict=True))
-_MOST_BYTES = 2**63 - 1
 _CACHE_LINE = 64
 
 
@@ -68,7 +67,7 @@ def _rows(desc: Any, array: Any, name: str, size: int, writes: bool = False) -> 
 def _weights(own: MultiHead, weights: Any, size: int, name: str) -> dict[str, Any]:
     places, elements = own.places()
     needed = elements * DTYPES[own.dtype]
-    if number(size, "weightSizeInBytes", 0, _MOST_BYTES) < needed:
+    if byte_count(size, "weightSizeInBytes") < needed:
         raise BadParam(f"weightSizeInBytes is {size}: the weights take {needed} bytes")
     if not elements:
         return {}
@@ -105,7 +104,7 @@ def _reserved(own: MultiHead, reserveSpace: Any, size: int, given: tuple[int, in
     """The parts of the reserve for (sequences, queries, keys)."""
     whole = space(
         reserveSpace,
-        number(size, "reserveSpaceSizeInBytes", 0, _MOST_BYTES),
+        byte_count(size, "reserveSpaceSizeInBytes"),
         _reserve_bytes(own),
         "reserveSpace",
     )
@@ -137,7 +136,7 @@ def cudnnGetMultiHeadAttnWeights(
     checked(handle)
     own, kind = attention_of(attnDesc), choice(_W, wKind, "wKind")
     places, elements = own.places()
-    if number(weightSizeInBytes, "weightSizeInBytes", 0, _MOST_BYTES) < elements * DTYPES[own.dtype]:
+    if byte_count(weightSizeInBytes, "weightSizeInBytes") < elements * DTYPES[own.dtype]:
         raise BadParam(
             f"weightSizeInBytes is {weightSizeInBytes}: they take {elements * DTYPES[own.dtype]} bytes"
         )
@@ -396,7 +395,7 @@ def cudnnMultiHeadAttnBackwardWeights(
     elements, needed = slopes.descriptor.size, slopes.descriptor.nbytes
     if not elements:
         return
-    if number(weightSizeInBytes, "weightSizeInBytes", 0, _MOST_BYTES) < needed:
+    if byte_count(weightSizeInBytes, "weightSizeInBytes") < needed:
         raise BadParam(f"weightSizeInBytes is {weightSizeInBytes}: the weights take {needed} bytes")
     target = bound(dweights, TensorDescriptor((elements,), (1,), own.dtype), "dweights", True)
     jd.add(slopes, beta=1.0 if adds else 0.0, out=target, handle=runner)

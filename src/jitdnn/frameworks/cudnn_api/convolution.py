@@ -13,15 +13,7 @@ from jitdnn.frameworks.cudnn_api.enums import (
     cudnnMathType_t,
     cudnnReorderType_t,
 )
-from jitdnn.frameworks.cudnn_api.objects import (
-    Descriptor,
-    alive,
-    choice,
-    destroy,
-    number,
-    several,
-    value_of,
-)
+from jitdnn.frameworks.cudnn_api.objects import Descriptor, alive, choice, destroy, number, several, value_of
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensors import dtype_of, filter_of, tensor_of

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
 import jitdnn as jd
 from jitdnn.errors import NotSupported
 from jitdnn.frameworks.cudnn_api.activation import Activated, activated
 from jitdnn.frameworks.cudnn_api.convolution import cudnnConvolutionDescriptor, output_of
+from jitdnn.frameworks.cudnn_api.convolution_algorithms import Asked
 from jitdnn.frameworks.cudnn_api.convolution_queries import asked
 from jitdnn.frameworks.cudnn_api.enums import (
     cudnnConvolutionBwdDataAlgo_t,
@@ -17,8 +20,8 @@ from jitdnn.frameworks.cudnn_api.enums import (
 )
 from jitdnn.frameworks.cudnn_api.handles import inner
 from jitdnn.frameworks.cudnn_api.launch import device_of, launch
-from jitdnn.frameworks.cudnn_api.memory import bound, placed
-from jitdnn.frameworks.cudnn_api.objects import choice, number, real, value_of
+from jitdnn.frameworks.cudnn_api.memory import Described, bound, bound_all, placed
+from jitdnn.frameworks.cudnn_api.objects import blend, byte_count, choice, real, value_of
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensors import filter_of, tensor_of
@@ -26,7 +29,16 @@ from jitdnn.ops.epilogue import fuse
 from jitdnn.rtcg.expression import Expression, trace
 from jitdnn.tensor import DTYPES, TensorDescriptor, borrow
 
-_MOST_BYTES = 2**63 - 1
+
+def _run(
+    found: Asked, algo: IntEnum, arrays: Sequence[Described], alpha: Any, beta: Any, workSpace: Any, size: Any
+) -> None:
+    """Run an algorithm over both inputs and the output, the last of the arrays."""
+    size = byte_count(size, "workSpaceSizeInBytes")
+    scales = blend(alpha, beta)
+    *inputs, output = bound_all(arrays)
+    plan = found.plan(algo, device_of([*inputs, output]))
+    launch(found.handle, plan, inputs, [output], **scales, workSpace=workSpace, workSpaceSizeInBytes=size)
 
 
 @api
@@ -48,12 +60,8 @@ def cudnnConvolutionForward(
     """y = alpha * conv(x, w) + beta * y."""
     known = choice(cudnnConvolutionFwdAlgo_t, algo, "algo")
     found = asked(handle, "fwd", xDesc, wDesc, convDesc, yDesc)
-    size = number(workSpaceSizeInBytes, "workSpaceSizeInBytes", 0, _MOST_BYTES)
-    scales = real(alpha, "alpha"), real(beta, "beta")
-    inputs = [("x", bound(x, found.problem.x, "x")), ("w", bound(w, found.problem.w, "w"))]
-    output = ("y", bound(y, found.problem.y, "y", True))
-    plan = found.plan(known, device_of([*inputs, output]))
-    launch(found.handle, plan, inputs, [output], *scales, workSpace, size)
+    arrays = [("x", x, found.problem.x), ("w", w, found.problem.w), ("y", y, found.problem.y)]
+    _run(found, known, arrays, alpha, beta, workSpace, workSpaceSizeInBytes)
 
 
 @api
@@ -80,7 +88,7 @@ def cudnnConvolutionBiasActivationForward(
     """y = act(alpha1 * conv(x, w) + alpha2 * z + bias); z may be y, or None where alpha2 is 0."""
     known = choice(cudnnConvolutionFwdAlgo_t, algo, "algo")
     found = asked(handle, "fwd", xDesc, wDesc, convDesc, yDesc)
-    size = number(workSpaceSizeInBytes, "workSpaceSizeInBytes", 0, _MOST_BYTES)
+    size = byte_count(workSpaceSizeInBytes, "workSpaceSizeInBytes")
     problem = found.problem
     scales = real(alpha1, "alpha1"), real(alpha2, "alpha2")
     inputs = [("x", bound(x, problem.x, "x")), ("w", bound(w, problem.w, "w"))]
@@ -137,12 +145,8 @@ def cudnnConvolutionBackwardData(
     """dx = alpha * (the gradient of the data) + beta * dx."""
     known = choice(cudnnConvolutionBwdDataAlgo_t, algo, "algo")
     found = asked(handle, "bwd_data", dxDesc, wDesc, convDesc, dyDesc)
-    size = number(workSpaceSizeInBytes, "workSpaceSizeInBytes", 0, _MOST_BYTES)
-    scales = real(alpha, "alpha"), real(beta, "beta")
-    inputs = [("dy", bound(dy, found.problem.y, "dy")), ("w", bound(w, found.problem.w, "w"))]
-    output = ("dx", bound(dx, found.problem.x, "dx", True))
-    plan = found.plan(known, device_of([*inputs, output]))
-    launch(found.handle, plan, inputs, [output], *scales, workSpace, size)
+    arrays = [("dy", dy, found.problem.y), ("w", w, found.problem.w), ("dx", dx, found.problem.x)]
+    _run(found, known, arrays, alpha, beta, workSpace, workSpaceSizeInBytes)
 
 
 @api
@@ -164,12 +168,8 @@ def cudnnConvolutionBackwardFilter(
     """dw = alpha * (the gradient of the filter) + beta * dw."""
     known = choice(cudnnConvolutionBwdFilterAlgo_t, algo, "algo")
     found = asked(handle, "bwd_filter", xDesc, dwDesc, convDesc, dyDesc)
-    size = number(workSpaceSizeInBytes, "workSpaceSizeInBytes", 0, _MOST_BYTES)
-    scales = real(alpha, "alpha"), real(beta, "beta")
-    inputs = [("x", bound(x, found.problem.x, "x")), ("dy", bound(dy, found.problem.y, "dy"))]
-    output = ("dw", bound(dw, found.problem.w, "dw", True))
-    plan = found.plan(known, device_of([*inputs, output]))
-    launch(found.handle, plan, inputs, [output], *scales, workSpace, size)
+    arrays = [("x", x, found.problem.x), ("dy", dy, found.problem.y), ("dw", dw, found.problem.w)]
+    _run(found, known, arrays, alpha, beta, workSpace, workSpaceSizeInBytes)
 
 
 @api
@@ -180,9 +180,7 @@ def cudnnConvolutionBackwardBias(
     own = inner(handle)
     tensor = tensor_of(dyDesc, "dyDesc")
     out = bound(db, _bias_of(dbDesc, "dbDesc", tensor), "db", True)
-    jd.conv_backward_bias(
-        bound(dy, tensor, "dy"), alpha=real(alpha, "alpha"), beta=real(beta, "beta"), out=out, handle=own
-    )
+    jd.conv_backward_bias(bound(dy, tensor, "dy"), **blend(alpha, beta), out=out, handle=own)
 
 
 @api

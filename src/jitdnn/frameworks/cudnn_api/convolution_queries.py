@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -13,13 +14,10 @@ from jitdnn.frameworks.cudnn_api.enums import (
 )
 from jitdnn.frameworks.cudnn_api.handles import checked
 from jitdnn.frameworks.cudnn_api.launch import device_of
-from jitdnn.frameworks.cudnn_api.memory import bound, space, with_room
-from jitdnn.frameworks.cudnn_api.objects import choice, number
+from jitdnn.frameworks.cudnn_api.memory import Described, bound_all, space, with_room
+from jitdnn.frameworks.cudnn_api.objects import byte_count, choice, number
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.tensors import filter_of, tensor_of
-from jitdnn.tensor import Array
-
-_MOST_BYTES = 2**63 - 1
 
 
 def asked(handle: Any, direction: str, xDesc: Any, wDesc: Any, convDesc: Any, yDesc: Any) -> Asked:
@@ -45,14 +43,15 @@ def _find(found: Asked, requestedAlgoCount: int) -> list[AlgoPerf]:
 
 
 def _find_ex(
-    found: Asked, requestedAlgoCount: int, arrays: list[tuple[str, Array]], workSpace: Any, size: int
+    found: Asked, requestedAlgoCount: int, arrays: Sequence[Described], workSpace: Any, size: int
 ) -> list[AlgoPerf]:
     """Those that the workspace does for, measured. The arrays say where; others are measured with, so that the caller's
     stay as they are."""
+    given = bound_all(arrays)
     count = number(requestedAlgoCount, "requestedAlgoCount", 1)
-    size = number(size, "workSpaceSizeInBytes", 0, _MOST_BYTES)
+    size = byte_count(size, "workSpaceSizeInBytes")
     lent = space(workSpace, size, min(size, 1), "workSpace")
-    device_id = device_of(arrays if lent is None else [*arrays, ("workSpace", lent)])
+    device_id = device_of(given if lent is None else [*given, ("workSpace", lent)])
     candidates = [
         one for one in found.measured(device_id) if one.workspace is None or with_room(one.workspace) <= size
     ]
@@ -102,12 +101,7 @@ def cudnnFindConvolutionForwardAlgorithmEx(
 ) -> list[AlgoPerf]:
     """Return the same for the device of the arrays and within the workspace; the arrays are not written."""
     found = asked(handle, "fwd", xDesc, wDesc, convDesc, yDesc)
-    problem = found.problem
-    arrays = [
-        ("x", bound(x, problem.x, "x")),
-        ("w", bound(w, problem.w, "w")),
-        ("y", bound(y, problem.y, "y", True)),
-    ]
+    arrays = [("x", x, found.problem.x), ("w", w, found.problem.w), ("y", y, found.problem.y)]
     return _find_ex(found, requestedAlgoCount, arrays, workSpace, workSpaceSizeInBytes)
 
 
@@ -159,12 +153,7 @@ def cudnnFindConvolutionBackwardDataAlgorithmEx(
 ) -> list[AlgoPerf]:
     """Return the same for the device of the arrays and within the workspace; the arrays are not written."""
     found = asked(handle, "bwd_data", dxDesc, wDesc, convDesc, dyDesc)
-    problem = found.problem
-    arrays = [
-        ("w", bound(w, problem.w, "w")),
-        ("dy", bound(dy, problem.y, "dy")),
-        ("dx", bound(dx, problem.x, "dx", True)),
-    ]
+    arrays = [("w", w, found.problem.w), ("dy", dy, found.problem.y), ("dx", dx, found.problem.x)]
     return _find_ex(found, requestedAlgoCount, arrays, workSpace, workSpaceSizeInBytes)
 
 
@@ -216,12 +205,7 @@ def cudnnFindConvolutionBackwardFilterAlgorithmEx(
 ) -> list[AlgoPerf]:
     """Return the same for the device of the arrays and within the workspace; the arrays are not written."""
     found = asked(handle, "bwd_filter", xDesc, dwDesc, convDesc, dyDesc)
-    problem = found.problem
-    arrays = [
-        ("x", bound(x, problem.x, "x")),
-        ("y", bound(y, problem.y, "y")),
-        ("dw", bound(dw, problem.w, "dw", True)),
-    ]
+    arrays = [("x", x, found.problem.x), ("y", y, found.problem.y), ("dw", dw, found.problem.w)]
     return _find_ex(found, requestedAlgoCount, arrays, workSpace, workSpaceSizeInBytes)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import jitdnn as jd
 from jitdnn.frameworks.cudnn_api.handles import checked, inner
 from jitdnn.frameworks.cudnn_api.memory import bound
-from jitdnn.frameworks.cudnn_api.objects import Descriptor, alive, destroy, number, real, value_of
+from jitdnn.frameworks.cudnn_api.objects import Descriptor, alive, byte_count, destroy, number, real, value_of
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensors import tensor_of
@@ -22,7 +22,6 @@ from jitdnn.tensor import Array, TensorDescriptor
 
 STATE_BYTES = 16
 _WORDS = TensorDescriptor.packed((4,), "u32")
-_MOST_BYTES = 2**63 - 1
 
 
 @dataclass
@@ -71,7 +70,7 @@ def cudnnDropoutGetReserveSpaceSize(xdesc: Any) -> int:
 
 
 def _states(states: Any, stateSizeInBytes: int, probability: float) -> Array | None:
-    size = number(stateSizeInBytes, "stateSizeInBytes", 0, _MOST_BYTES)
+    size = byte_count(stateSizeInBytes, "stateSizeInBytes")
     if states is None:
         if probability:
             raise BadParam(f"states is None: dropout of {probability} needs {STATE_BYTES} bytes")
@@ -135,7 +134,7 @@ def advance(own: Dropped, handle: Handle) -> DropoutState | None:
 
 
 def _reserve(reserveSpace: Any, size: int, writes: bool) -> Array:
-    if number(size, "reserveSpaceSizeInBytes", 0, _MOST_BYTES) < STATE_BYTES:
+    if byte_count(size, "reserveSpaceSizeInBytes") < STATE_BYTES:
         raise BadParam(f"reserveSpaceSizeInBytes is {size}: {STATE_BYTES} are needed")
     return bound(reserveSpace, _WORDS, "reserveSpace", writes)
 

@@ -15,7 +15,16 @@ from jitdnn.frameworks.cudnn_api.enums import (
 )
 from jitdnn.frameworks.cudnn_api.handles import inner
 from jitdnn.frameworks.cudnn_api.memory import bound, optional
-from jitdnn.frameworks.cudnn_api.objects import Descriptor, alive, choice, destroy, number, real, value_of
+from jitdnn.frameworks.cudnn_api.objects import (
+    Descriptor,
+    alive,
+    blend,
+    choice,
+    destroy,
+    number,
+    real,
+    value_of,
+)
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.tensors import tensor_of
 
@@ -87,8 +96,7 @@ def cudnnLRNCrossChannelForward(
     jd.lrn(
         bound(x, tensor_of(xDesc, "xDesc"), "x"),
         *how,
-        alpha=real(alpha, "alpha"),
-        beta=real(beta, "beta"),
+        **blend(alpha, beta),
         out=bound(y, tensor_of(yDesc, "yDesc"), "y", True),
         handle=own,
     )
@@ -118,8 +126,7 @@ def cudnnLRNCrossChannelBackward(
         bound(dy, tensor_of(dyDesc, "dyDesc"), "dy"),
         bound(x, tensor_of(xDesc, "xDesc"), "x"),
         *how,
-        alpha=real(alpha, "alpha"),
-        beta=real(beta, "beta"),
+        **blend(alpha, beta),
         out=bound(dx, tensor_of(dxDesc, "dxDesc"), "dx", True),
         handle=own,
     )
@@ -149,8 +156,7 @@ def cudnnDivisiveNormalizationForward(
         bound(x, tensor, "x"),
         optional(means, tensor, "means"),
         *how,
-        alpha=real(alpha, "alpha"),
-        beta=real(beta, "beta"),
+        **blend(alpha, beta),
         out=bound(y, tensor_of(yDesc, "yDesc"), "y", True),
         handle=own,
     )
@@ -178,7 +184,7 @@ def cudnnDivisiveNormalizationBackward(
     own, how = inner(handle), _normalized(normDesc)
     choice(cudnnDivNormMode_t, mode, "mode")
     tensor, slope = tensor_of(xDesc, "xDesc"), tensor_of(dXdMeansDesc, "dXdMeansDesc")
-    scales: dict[str, Any] = {"alpha": real(alpha, "alpha"), "beta": real(beta, "beta")}
+    scales = blend(alpha, beta)
     source, target = bound(x, tensor, "x"), bound(dx, slope, "dx", True)
     given: Any = optional(means, tensor, "means")
     out_means: Any = optional(dMeans, slope, "dMeans", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -9,6 +10,9 @@ from jitdnn.errors import DeviceError, InvalidArgument, InvalidType
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.tensor import DTYPES, Array, TensorDescriptor, borrow, require_writable
 from jitdnn.tensor.gpu_array import GpuArray
+
+#: the name of an array, what the caller gave for it, and its descriptor
+Described = tuple[str, Any, TensorDescriptor]
 
 # a workspace may begin anywhere, and kernels need the beginning of a cache line, or of what a GPU reads at once
 _ALIGNMENT = 256
@@ -71,6 +75,12 @@ def bound(given: Any, tensor: TensorDescriptor, name: str, writes: bool = False)
             f"{name} is written, and its descriptor (shape {tensor.shape}, strides {tensor.strides}) overlaps itself"
         )
     return placed(array, tensor)
+
+
+def bound_all(arrays: Sequence[Described]) -> list[tuple[str, Array]]:
+    """Inputs and, as the last one, an output by their names. Raises BadParam."""
+    last = len(arrays) - 1
+    return [(name, bound(given, tensor, name, i == last)) for i, (name, given, tensor) in enumerate(arrays)]
 
 
 def optional(given: Any, tensor: TensorDescriptor, name: str, writes: bool = False) -> Array | None:

@@ -8,7 +8,7 @@ import jitdnn as jd
 from jitdnn.frameworks.cudnn_api.enums import CUDNN_BN_MIN_EPSILON
 from jitdnn.frameworks.cudnn_api.handles import inner
 from jitdnn.frameworks.cudnn_api.memory import bound
-from jitdnn.frameworks.cudnn_api.objects import real
+from jitdnn.frameworks.cudnn_api.objects import blend, real
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensors import tensor_of
 from jitdnn.tensor import Array, TensorDescriptor
@@ -71,10 +71,6 @@ def _epsilon(epsilon: Any) -> float:
     return real(epsilon, "epsilon", CUDNN_BN_MIN_EPSILON)
 
 
-def _scales(scales: Scales) -> dict[str, Any]:
-    return {"alpha": real(scales[0], "alpha"), "beta": real(scales[1], "beta")}
-
-
 def inference(
     given: Given,
     scales: Scales,
@@ -100,7 +96,7 @@ def inference(
         epsilon=_epsilon(epsilon),
         z=None if z is None else bound(z[1], tensor_of(z[0], "zDesc"), "z"),
         activation=activation,
-        **_scales(scales),
+        **blend(*scales),
         out=bound(y[1], tensor_of(y[0], "yDesc"), "y", True),
         handle=handle,
     )
@@ -137,7 +133,7 @@ def forward(
         z=None if z is None else bound(z[1], tensor_of(z[0], "zDesc"), "z"),
         activation=activation,
         save=kept is not None,
-        **_scales(scales),
+        **blend(*scales),
         out=target if kept is None else (target, *kept),
         handle=handle,
     )
@@ -173,7 +169,7 @@ def backward(
         _parameter(given, shape, dscale, "dBnScaleResult", True),
         _parameter(given, shape, dbias, "dBnBiasResult", True),
     ]
-    blends = [_scales(data), _scales(parameter), _scales(parameter)]
+    blends = [blend(*data), blend(*parameter), blend(*parameter)]
     if dz is not None:
         outs.append(bound(dz[1], tensor_of(dz[0], "dzDesc"), "dz", True))
         blends.append({"alpha": 1.0, "beta": 0.0})
@@ -191,9 +187,9 @@ def backward(
         activation=activation,
         wants_z=dz is not None,
         **common,
-        out=tuple(out if blend == common else None for out, blend in zip(outs, blends, strict=True)),
+        out=tuple(out if factors == common else None for out, factors in zip(outs, blends, strict=True)),
         handle=handle,
     )
-    for gradient, out, blend in zip(found, outs, blends, strict=True):
-        if blend != common:
-            jd.add(gradient, **blend, out=out, handle=handle)
+    for gradient, out, factors in zip(found, outs, blends, strict=True):
+        if factors != common:
+            jd.add(gradient, **factors, out=out, handle=handle)

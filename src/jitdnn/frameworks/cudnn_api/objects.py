@@ -15,6 +15,7 @@ Choice = TypeVar("Choice", bound=IntEnum)
 
 #: the largest `int` of C
 MOST = 2**31 - 1
+_MOST_BYTES = 2**63 - 1
 
 _MOST_ENTRIES = 1 << 24
 
@@ -71,9 +72,19 @@ def number(given: Any, name: str, least: int = 0, most: int = MOST) -> int:
     return integer_number(given, name, least, most)
 
 
+def byte_count(given: Any, name: str) -> int:
+    """How many bytes the caller says that there are. Raises InvalidArgument."""
+    return integer_number(given, name, 0, _MOST_BYTES)
+
+
 def real(given: Any, name: str, least: float = float("-inf"), most: float = float("inf")) -> float:
     """A real number. Raises InvalidArgument."""
     return real_number(given, name, least, most)
+
+
+def blend(alpha: Any, beta: Any) -> dict[str, Any]:
+    """Both factors of a call, as the library's functions take them. Raises InvalidArgument."""
+    return {"alpha": real(alpha, "alpha"), "beta": real(beta, "beta")}
 
 
 def several(given: Any, name: str, count: int, least: int = 0, most: int = MOST) -> tuple[int, ...]:

@@ -13,10 +13,10 @@ from jitdnn.frameworks.cudnn_api.memory import bound
 from jitdnn.frameworks.cudnn_api.objects import (
     Descriptor,
     alive,
+    blend,
     choice,
     destroy,
     number,
-    real,
     several,
     value_of,
 )
@@ -178,12 +178,7 @@ def cudnnPoolingForward(
     source = bound(x, tensor_of(xDesc, "xDesc"), "x")
     target = bound(y, tensor_of(yDesc, "yDesc"), "y", True)
     _require_output(how, source, target, "y")
-    named: dict[str, Any] = {
-        "alpha": real(alpha, "alpha"),
-        "beta": real(beta, "beta"),
-        "out": target,
-        "handle": own,
-    }
+    named = blend(alpha, beta) | {"out": target, "handle": own}
     if how.is_maximum:
         jd.max_pool(source, how.window, how.strides, how.pads, **named)
     else:
@@ -210,12 +205,7 @@ def cudnnPoolingBackward(
     slope = bound(dy, tensor_of(dyDesc, "dyDesc"), "dy")
     target = bound(dx, tensor_of(dxDesc, "dxDesc"), "dx", True)
     _require_output(how, target, slope, "dy")
-    named: dict[str, Any] = {
-        "alpha": real(alpha, "alpha"),
-        "beta": real(beta, "beta"),
-        "out": target,
-        "handle": own,
-    }
+    named = blend(alpha, beta) | {"out": target, "handle": own}
     if not how.is_maximum:
         shape = target.descriptor.shape
         jd.avg_pool_backward(slope, shape, how.window, how.strides, how.pads, how.counts_padding, **named)

@@ -15,7 +15,15 @@ from jitdnn.frameworks.cudnn_api.enums import (
 )
 from jitdnn.frameworks.cudnn_api.handles import checked, inner
 from jitdnn.frameworks.cudnn_api.memory import bound, placed
-from jitdnn.frameworks.cudnn_api.objects import Descriptor, alive, choice, destroy, number, real, value_of
+from jitdnn.frameworks.cudnn_api.objects import (
+    Descriptor,
+    alive,
+    blend,
+    byte_count,
+    choice,
+    destroy,
+    value_of,
+)
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensor_calls import require_broadcast
@@ -35,7 +43,6 @@ _OPERATIONS = {
     _R.CUDNN_REDUCE_TENSOR_MUL_NO_ZEROS: "mul_no_zeros",
 }
 _INDEXED = ("min", "max")
-_MOST_BYTES = 2**63 - 1
 
 
 class Reduced(NamedTuple):
@@ -145,15 +152,15 @@ def cudnnReduceTensor(
     source = bound(A, tensor_of(aDesc, "aDesc"), "A")
     target = bound(C, tensor_of(cDesc, "cDesc"), "C", True)
     require_broadcast(target, source, "C", "A")
-    size = number(indicesSizeInBytes, "indicesSizeInBytes", 0, _MOST_BYTES)
-    number(workspaceSizeInBytes, "workspaceSizeInBytes", 0, _MOST_BYTES)
+    size = byte_count(indicesSizeInBytes, "indicesSizeInBytes")
+    byte_count(workspaceSizeInBytes, "workspaceSizeInBytes")
     shape = target.descriptor.shape
     axes = tuple(
         axis
         for axis, (have, want) in enumerate(zip(source.descriptor.shape, shape, strict=True))
         if have != want
     )
-    scales: dict[str, Any] = {"alpha": real(alpha, "alpha"), "beta": real(beta, "beta")}
+    scales = blend(alpha, beta)
     where: Any = None
     if how.is_indexed:
         if how.index_type is not cudnnIndicesType_t.CUDNN_32BIT_INDICES:

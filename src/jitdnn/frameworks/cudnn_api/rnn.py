@@ -25,7 +25,7 @@ from jitdnn.frameworks.cudnn_api.enums import (
 from jitdnn.frameworks.cudnn_api.handles import checked, inner
 from jitdnn.frameworks.cudnn_api.launch import launch, plan_of
 from jitdnn.frameworks.cudnn_api.memory import bound, placed, space, with_room
-from jitdnn.frameworks.cudnn_api.objects import choice, number
+from jitdnn.frameworks.cudnn_api.objects import byte_count, choice, number
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.rnn_descriptors import Layers, Sequences, layers_of, sequences_of
 from jitdnn.frameworks.cudnn_api.status import BadParam
@@ -35,7 +35,6 @@ from jitdnn.ops.to_device import beside
 from jitdnn.problems.rnn import Recurrent
 from jitdnn.tensor import DTYPES, Array, TensorDescriptor, borrow, numpy_dtype
 
-_MOST_BYTES = 2**63 - 1
 _CACHE_LINE = 64
 
 
@@ -90,7 +89,7 @@ def _tail(own: Layers, pseudoLayer: int) -> str:
 def _weights(own: Layers, weightSpace: Any, size: int, name: str, writes: bool = False) -> dict[str, Array]:
     places, elements = _places(own)
     needed = elements * DTYPES[own.dtype]
-    if number(size, "weightSpaceSize", 0, _MOST_BYTES) < needed:
+    if byte_count(size, "weightSpaceSize") < needed:
         raise BadParam(f"weightSpaceSize is {size}: the weights take {needed} bytes")
     whole = bound(weightSpace, TensorDescriptor((elements,), (1,), own.dtype), name, writes)
     itemsize = DTYPES[own.dtype]
@@ -129,7 +128,7 @@ def cudnnGetRNNWeightParams(
     gates = {"lstm": 4, "gru": 3}.get(own.cell, 1)
     last = 2 * gates - 1 + (own.projection % own.hidden > 0)
     gate, tail = number(linLayerID, "linLayerID", 0, last), _tail(own, layer)
-    if number(weightSpaceSize, "weightSpaceSize", 0, _MOST_BYTES) < elements * DTYPES[own.dtype]:
+    if byte_count(weightSpaceSize, "weightSpaceSize") < elements * DTYPES[own.dtype]:
         raise BadParam(
             f"weightSpaceSize is {weightSpaceSize}: the weights take {elements * DTYPES[own.dtype]} bytes"
         )
@@ -178,7 +177,7 @@ def _reserve_bytes(own: Layers, x: Sequences) -> int:
 def _reserved(own: Layers, x: Sequences, reserveSpace: Any, size: int) -> dict[str, Array]:
     """The parts of the reserve, from the first aligned address on."""
     saved, slopes, start = _sections(own, x)
-    size = number(size, "reserveSpaceSize", 0, _MOST_BYTES)
+    size = byte_count(size, "reserveSpaceSize")
     whole = space(reserveSpace, size, _reserve_bytes(own, x), "reserveSpace")
     assert whole is not None
     first = -whole.pointer % _CACHE_LINE
@@ -260,7 +259,7 @@ class _Call:
         self.lengths()
         inputs = [(operand.name, self.arrays[operand.name]) for operand in problem.inputs]
         outputs = [(operand.name, self.arrays[operand.name]) for operand in problem.outputs]
-        size = number(workSpaceSize, "workSpaceSize", 0, _MOST_BYTES)
+        size = byte_count(workSpaceSize, "workSpaceSize")
         device_id = self.arrays["saved"].device_id if "saved" in self.arrays else inputs[0][1].device_id
         plan = plan_of(self.runner, device_id, problem)
         launch(self.runner, plan, inputs, outputs, 1.0, beta, workSpace, size)

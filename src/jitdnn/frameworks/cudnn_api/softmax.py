@@ -8,7 +8,7 @@ import jitdnn as jd
 from jitdnn.frameworks.cudnn_api.enums import cudnnSoftmaxAlgorithm_t, cudnnSoftmaxMode_t
 from jitdnn.frameworks.cudnn_api.handles import inner
 from jitdnn.frameworks.cudnn_api.memory import bound
-from jitdnn.frameworks.cudnn_api.objects import choice, real
+from jitdnn.frameworks.cudnn_api.objects import blend, choice
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.tensors import tensor_of
 
@@ -38,7 +38,7 @@ def cudnnSoftmaxForward(
     own, how = inner(handle), _how(algo, mode)
     source = bound(x, tensor_of(xDesc, "xDesc"), "x")
     target = bound(y, tensor_of(yDesc, "yDesc"), "y", True)
-    jd.softmax(source, *how, alpha=real(alpha, "alpha"), beta=real(beta, "beta"), out=target, handle=own)
+    jd.softmax(source, *how, **blend(alpha, beta), out=target, handle=own)
 
 
 @api
@@ -60,5 +60,4 @@ def cudnnSoftmaxBackward(
     slope = bound(dy, tensor_of(dyDesc, "dyDesc"), "dy")
     result = bound(y, tensor_of(yDesc, "yDesc"), "y")
     target = bound(dx, tensor_of(dxDesc, "dxDesc"), "dx", True)
-    scales: dict[str, Any] = {"alpha": real(alpha, "alpha"), "beta": real(beta, "beta")}
-    jd.softmax_backward(slope, result, *how, **scales, out=target, handle=own)
+    jd.softmax_backward(slope, result, *how, **blend(alpha, beta), out=target, handle=own)

@@ -13,6 +13,7 @@ from jitdnn.frameworks.cudnn_api.memory import bound
 from jitdnn.frameworks.cudnn_api.objects import (
     Descriptor,
     alive,
+    blend,
     choice,
     destroy,
     number,
@@ -123,8 +124,7 @@ def cudnnSpatialTfSamplerForward(
         bound(x, image, "x"),
         bound(grid, how.grid, "grid"),
         align_corners=True,
-        alpha=real(alpha, "alpha"),
-        beta=real(beta, "beta"),
+        **blend(alpha, beta),
         out=bound(y, result, "y", True),
         handle=own,
     )

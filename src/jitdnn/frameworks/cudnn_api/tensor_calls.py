@@ -8,7 +8,7 @@ import jitdnn as jd
 from jitdnn.frameworks.cudnn_api.enums import cudnnDataType_t, cudnnNanPropagation_t, cudnnOpTensorOp_t
 from jitdnn.frameworks.cudnn_api.handles import inner
 from jitdnn.frameworks.cudnn_api.memory import bound
-from jitdnn.frameworks.cudnn_api.objects import Descriptor, alive, choice, destroy, real, value_of
+from jitdnn.frameworks.cudnn_api.objects import Descriptor, alive, blend, choice, destroy, real, value_of
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensors import dtype_of, tensor_of
@@ -39,7 +39,7 @@ def cudnnTransformTensor(
     own = inner(handle)
     source = bound(x, tensor_of(xDesc, "xDesc"), "x")
     target = bound(y, tensor_of(yDesc, "yDesc"), "y", True)
-    jd.transform(source, alpha=real(alpha, "alpha"), beta=real(beta, "beta"), out=target, handle=own)
+    jd.transform(source, **blend(alpha, beta), out=target, handle=own)
 
 
 def require_broadcast(a: Array, c: Array, name: str, other: str) -> None:
@@ -56,7 +56,7 @@ def cudnnAddTensor(handle: Any, alpha: float, aDesc: Any, A: Any, beta: float, c
     source = bound(A, tensor_of(aDesc, "aDesc"), "A")
     target = bound(C, tensor_of(cDesc, "cDesc"), "C", True)
     require_broadcast(source, target, "A", "C")
-    jd.add(source, alpha=real(alpha, "alpha"), beta=real(beta, "beta"), out=target, handle=own)
+    jd.add(source, **blend(alpha, beta), out=target, handle=own)
 
 
 @api

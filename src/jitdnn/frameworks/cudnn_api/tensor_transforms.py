@@ -13,10 +13,10 @@ from jitdnn.frameworks.cudnn_api.memory import bound
 from jitdnn.frameworks.cudnn_api.objects import (
     Descriptor,
     alive,
+    blend,
     choice,
     destroy,
     number,
-    real,
     several,
     value_of,
 )
@@ -159,8 +159,7 @@ def _transform(
     jd.transform(
         bound(srcData, source, "srcData"),
         pad=tuple(zip(padded.before, padded.after, strict=True)),
-        alpha=real(alpha, "alpha"),
-        beta=real(beta, "beta"),
+        **blend(alpha, beta),
         out=bound(destData, target, "destData", True),
         handle=own,
     )

@@ -7,15 +7,7 @@ from typing import Any, NamedTuple
 
 from jitdnn.errors import NotSupported
 from jitdnn.frameworks.cudnn_api.enums import CUDNN_DIM_MAX, cudnnDataType_t, cudnnTensorFormat_t
-from jitdnn.frameworks.cudnn_api.objects import (
-    Descriptor,
-    alive,
-    choice,
-    destroy,
-    number,
-    several,
-    value_of,
-)
+from jitdnn.frameworks.cudnn_api.objects import Descriptor, alive, choice, destroy, number, several, value_of
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.tensor import DTYPES, TensorDescriptor
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jitdnn.frameworks.onnx.operator import Function, Site, table
-from jitdnn.frameworks.onnx.pointwise import Array, applied, pointwise
+from jitdnn.frameworks.onnx.operator import Array, Function, Site, table
+from jitdnn.frameworks.onnx.pointwise import applied, pointwise
 from jitdnn.graph import primitives as jd
 
 # the constants of Klambauer et al. 2017 as ONNX has them: to the digits of float32

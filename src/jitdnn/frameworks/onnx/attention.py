@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.frameworks.onnx.operator import Site, table
-from jitdnn.frameworks.onnx.pointwise import Array, pointwise
+from jitdnn.frameworks.onnx.operator import Array, Site, table
+from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.views import element_type
 from jitdnn.graph import primitives as jd
 

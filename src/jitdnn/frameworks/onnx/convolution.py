@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 
 from jitdnn.frameworks.onnx.integer_products import integer_convolution, takes_bytes
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints, halves, ones, pad_pairs, padding
 from jitdnn.frameworks.onnx.views import whole
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.operand import Operand
-
-Array = np.ndarray[Any, Any]
 
 
 def conv(

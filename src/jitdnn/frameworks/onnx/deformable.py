@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidShape
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints, ones, pad_pairs
 from jitdnn.frameworks.onnx.views import bounded
 from jitdnn.graph import primitives as jd
-
-Array = np.ndarray[Any, Any]
 
 
 def deform_conv(

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.views import bounded, checked_indices
 from jitdnn.graph import primitives as jd
 
-Array = np.ndarray[Any, Any]
 _MOST_SAMPLES = 1 << 12  # of a bin's side: a box would be larger than any image
 
 

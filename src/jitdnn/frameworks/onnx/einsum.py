@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.pointwise import is_real, pointwise
 from jitdnn.frameworks.onnx.reduction import reduced
 from jitdnn.frameworks.onnx.views import bounded
 from jitdnn.graph import primitives as jd
 
-Array = np.ndarray[Any, Any]
 _MOST = 64  # terms and letters of an equation
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from jitdnn.frameworks.onnx import text
-from jitdnn.frameworks.onnx.operator import Function, table
-from jitdnn.frameworks.onnx.pointwise import Array, is_real, pointwise
+from jitdnn.frameworks.onnx.operator import Array, Function, table
+from jitdnn.frameworks.onnx.pointwise import is_real, pointwise
 from jitdnn.graph import primitives as jd
 
 _BOOL = np.dtype(bool)

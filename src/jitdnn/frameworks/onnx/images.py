@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import warnings
-from typing import Any
 
 import numpy as np
 
 from jitdnn import limits
-from jitdnn.errors import InvalidArgument, NotSupported
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.errors import InvalidArgument, needed
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 
-Array = np.ndarray[Any, Any]
 _MODES = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
 _FORMATS = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")  # those that ONNX names
 
@@ -23,10 +21,8 @@ def image_decoder(encoded: Array, /, *, pixel_format: str = "RGB", site: Site) -
     mode = _MODES.get(pixel_format)
     if mode is None:
         raise site.refuse(f"pixel_format {pixel_format!r} is not covered")
-    try:
+    with needed(f'{site.operator} needs the package pillow: pip install "jitdnn[caffe]"'):
         from PIL import Image  # only models with this operator need it
-    except ImportError:
-        raise NotSupported(f'{site.operator} needs the package pillow: pip install "jitdnn[caffe]"') from None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

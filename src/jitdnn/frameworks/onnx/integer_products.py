@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jitdnn.frameworks.onnx.pointwise import Array, pointwise
+from jitdnn.frameworks.onnx.operator import Array
+from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Pairs
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.operand import Operand

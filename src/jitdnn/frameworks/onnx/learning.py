@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.text import is_text
 from jitdnn.frameworks.onnx.views import checked_indices
 from jitdnn.graph import primitives as jd
-
-Array = np.ndarray[Any, Any]
 
 
 def label_encoder(

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.frameworks.onnx.operator import Site, table
-from jitdnn.frameworks.onnx.pointwise import Array, pointwise
+from jitdnn.frameworks.onnx.operator import Array, Site, table
+from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.graph import primitives as jd
 
 _NO_CLASS = -(2**31)  # a target that there is not

@@ -13,8 +13,8 @@ import numpy as np
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.frameworks.onnx.attention import attention as plain_attention
 from jitdnn.frameworks.onnx.movement import gather
-from jitdnn.frameworks.onnx.operator import Site, table
-from jitdnn.frameworks.onnx.pointwise import Array, pointwise
+from jitdnn.frameworks.onnx.operator import Array, Site, table
+from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.products import matmul
 from jitdnn.frameworks.onnx.views import checked_indices
 from jitdnn.graph import primitives as jd

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from jitdnn.errors import InvalidShape
 from jitdnn.frameworks.onnx import activation, convolution, movement, normalization, products, sampling
-from jitdnn.frameworks.onnx.operator import Function, Site, table
+from jitdnn.frameworks.onnx.operator import Array, Function, Site, table
 from jitdnn.frameworks.onnx.pointwise import applied, pointwise
 from jitdnn.frameworks.onnx.spatial import Ints
 from jitdnn.graph import primitives as jd
 
-Array = np.ndarray[Any, Any]
 Parameters = Sequence[float]
 
 #: activations by their names, as functions of (values, parameters)

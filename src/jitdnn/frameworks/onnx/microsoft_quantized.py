@@ -11,8 +11,8 @@ import numpy as np
 from jitdnn.errors import InvalidShape
 from jitdnn.frameworks.onnx import integer_products, pooling, quantization, quantized, quantized_recurrent
 from jitdnn.frameworks.onnx.integer_products import multiplied, takes_bytes
-from jitdnn.frameworks.onnx.operator import Function, Site, table
-from jitdnn.frameworks.onnx.pointwise import Array, pointwise
+from jitdnn.frameworks.onnx.operator import Array, Function, Site, table
+from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.products import matmul_integer
 from jitdnn.frameworks.onnx.spatial import Ints
 from jitdnn.frameworks.onnx.views import bounded

@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.pointwise import is_real, pointwise
 from jitdnn.frameworks.onnx.text import is_text
 from jitdnn.frameworks.onnx.views import bounded, checked_indices, chosen_axes, whole
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.tracer import operands_in
-
-Array = np.ndarray[Any, Any]
 
 
 def concat(first: Array, /, *others: Array, axis: int) -> Any:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.text import is_text
 from jitdnn.frameworks.onnx.views import bounded
 
-Array = np.ndarray[Any, Any]
 _Gram = tuple[Any, ...]
 
 

@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints
 from jitdnn.frameworks.onnx.views import chosen_axes, element_type
 from jitdnn.graph import primitives as jd
-
-Array = np.ndarray[Any, Any]
 
 # added to the variance: ONNX adds 1e-9 to the deviation
 _MVN_EPSILON = 1e-18

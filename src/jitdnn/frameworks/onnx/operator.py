@@ -15,8 +15,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from jitdnn.errors import NotSupported
 
+Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 
 

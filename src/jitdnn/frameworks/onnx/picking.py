@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.views import bounded, checked_indices
 
-Array = np.ndarray[Any, Any]
 _COMBINED = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
 
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 import numpy as np
 
 from jitdnn.errors import NotSupported
+from jitdnn.frameworks.onnx.operator import Array
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.tracer import operands_in
 from jitdnn.rtcg.expression import Expression, trace
 
-Array = np.ndarray[Any, Any]
 _MOST = 2**63 - 1
 
 

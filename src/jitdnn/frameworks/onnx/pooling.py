@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints, Pairs, ones, padding
 from jitdnn.frameworks.onnx.views import whole
 from jitdnn.graph import primitives as jd
-
-Array = np.ndarray[Any, Any]
 
 
 class _Windows(NamedTuple):

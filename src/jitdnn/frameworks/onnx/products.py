@@ -8,12 +8,10 @@ import numpy as np
 
 from jitdnn.frameworks.onnx.convolution import centred
 from jitdnn.frameworks.onnx.integer_products import integer_product, takes_bytes
-from jitdnn.frameworks.onnx.operator import table
+from jitdnn.frameworks.onnx.operator import Array, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.tracer import operands_in
-
-Array = np.ndarray[Any, Any]
 
 
 def matmul(a: Array, b: Array, /) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidShape
-from jitdnn.frameworks.onnx.operator import Site, table
-from jitdnn.frameworks.onnx.pointwise import Array, is_real, pointwise
+from jitdnn.frameworks.onnx.operator import Array, Site, table
+from jitdnn.frameworks.onnx.pointwise import is_real, pointwise
 from jitdnn.frameworks.onnx.reduction import reduced
 from jitdnn.frameworks.onnx.views import converted, element_type
 from jitdnn.graph import primitives as jd

@@ -12,8 +12,8 @@ import numpy as np
 
 from jitdnn.frameworks.onnx.convolution import centred, check_taps, conv
 from jitdnn.frameworks.onnx.integer_products import convolved, multiplied, sums, takes_bytes
-from jitdnn.frameworks.onnx.operator import Site, table
-from jitdnn.frameworks.onnx.pointwise import Array, pointwise
+from jitdnn.frameworks.onnx.operator import Array, Site, table
+from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.products import matmul
 from jitdnn.frameworks.onnx.quantization import computable
 from jitdnn.frameworks.onnx.spatial import Ints, ones, padding

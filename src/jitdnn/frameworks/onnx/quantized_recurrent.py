@@ -9,8 +9,8 @@ import numpy as np
 
 from jitdnn.errors import InvalidShape
 from jitdnn.frameworks.onnx import recurrent_steps
-from jitdnn.frameworks.onnx.operator import Site
-from jitdnn.frameworks.onnx.pointwise import Array, pointwise
+from jitdnn.frameworks.onnx.operator import Array, Site
+from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.products import matmul_integer
 from jitdnn.frameworks.onnx.quantization import dynamic_quantize_linear
 from jitdnn.graph import primitives as jd

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.views import bounded, element_type
 from jitdnn.graph import primitives as jd
 
-Array = np.ndarray[Any, Any]
 _FLOAT = 1
 _OURS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 

@@ -13,11 +13,9 @@ import numpy as np
 
 from jitdnn.frameworks.onnx import recurrent_steps as steps
 from jitdnn.frameworks.onnx.movement import reverse_sequence
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.operand import Operand
-
-Array = np.ndarray[Any, Any]
 
 # places of the library's gates among ONNX's: LSTM has i o f c and we i f c o, GRU has z r h and we r z h
 _GATES = {"RNN": (0,), "LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}
@@ -61,10 +59,8 @@ def rnn(
     form = steps.Form.of("RNN", activations, activation_alpha, activation_beta, clip, len(w), site)
     kinds = {part.name for part in form.functions}
     if clip is None and len(kinds) == 1 and kinds <= {"Tanh", "Relu"}:
-        y, h = jd.rnn(
-            layer.x, _constant_weights("RNN", layer), layer.h, kinds.pop().lower(), bidirectional=len(w) == 2,
-            lengths=_lengths(layer),
-        )  # fmt: skip
+        weights = _constant_weights("RNN", layer)
+        y, h = jd.rnn(layer.x, weights, layer.h, kinds.pop().lower(), **_options(layer))
         return _outputs(layer, _split(y, len(w)), h, None, layout)[:2]
     return _outputs(layer, *_by_steps(layer, form), layout)[:2]
 
@@ -99,14 +95,7 @@ def lstm(
             h, c = (
                 np.zeros_like(h if state is None else state) if state is None else state for state in (h, c)
             )
-        y, h, c = jd.lstm(
-            layer.x,
-            _constant_weights("LSTM", layer),
-            h,
-            c,
-            bidirectional=len(w) == 2,
-            lengths=_lengths(layer),
-        )
+        y, h, c = jd.lstm(layer.x, _constant_weights("LSTM", layer), h, c, **_options(layer))
         return _outputs(layer, _split(y, len(w)), h, c, layout)
     return _outputs(layer, *_by_steps(layer, form), layout)
 
@@ -134,13 +123,7 @@ def gru(
     form = steps.Form.of("GRU", activations, activation_alpha, activation_beta, clip, len(w), site)
     form = form._replace(resets_product=bool(linear_before_reset))
     if form.is_plain(_DEFAULTS["GRU"]) and linear_before_reset:
-        y, h = jd.gru(
-            layer.x,
-            _constant_weights("GRU", layer),
-            layer.h,
-            bidirectional=len(w) == 2,
-            lengths=_lengths(layer),
-        )
+        y, h = jd.gru(layer.x, _constant_weights("GRU", layer), layer.h, **_options(layer))
         return _outputs(layer, _split(y, len(w)), h, None, layout)[:2]
     return _outputs(layer, *_by_steps(layer, form), layout)[:2]
 
@@ -175,8 +158,10 @@ def _turned(x: Array, lengths: Array | None) -> Array:
     return x[::-1] if lengths is None else reverse_sequence(x, lengths)
 
 
-def _lengths(layer: _Layer) -> Array | None:
-    return None if layer.lengths is None else layer.lengths.astype(np.int32, copy=False)
+def _options(layer: _Layer) -> dict[str, Any]:
+    """What all of the library's layers take beside operands."""
+    lengths = None if layer.lengths is None else layer.lengths.astype(np.int32, copy=False)
+    return {"bidirectional": len(layer.w) == 2, "lengths": lengths}
 
 
 def _weights(kind: str, layer: _Layer) -> list[Array]:
@@ -226,16 +211,12 @@ def _by_steps(layer: _Layer, form: steps.Form) -> tuple[Array, Array, Array | No
     ys, hs, cs = [], [], []
     for direction in range(len(layer.w)):
         is_second = direction == 1
-        one = steps.Direction(
-            _turned(layer.x, layer.lengths) if is_second else layer.x,
-            layer.w[direction],
-            layer.r[direction],
-            None if layer.bias is None else layer.bias[direction],
-            layer.lengths,
-            None if layer.h is None else layer.h[direction],
-            None if layer.c is None else layer.c[direction],
-            None if layer.peepholes is None else layer.peepholes[direction],
+        bias, h, c, peepholes = (
+            None if each is None else each[direction]
+            for each in (layer.bias, layer.h, layer.c, layer.peepholes)
         )
+        x = _turned(layer.x, layer.lengths) if is_second else layer.x
+        one = steps.Direction(x, layer.w[direction], layer.r[direction], bias, layer.lengths, h, c, peepholes)
         y, h, c = steps.run(one, form, direction)
         ys.append(_turned(y, layer.lengths) if is_second else y)
         hs.append(h)

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from jitdnn.frameworks.onnx.operator import Site
+from jitdnn.frameworks.onnx.operator import Array, Site
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.graph import primitives as jd
 
-Array = np.ndarray[Any, Any]
 _COUNT = {"RNN": 1, "LSTM": 3, "GRU": 2}
 
 

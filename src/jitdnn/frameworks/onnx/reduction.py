@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.frameworks.onnx.operator import Function, Site, table
-from jitdnn.frameworks.onnx.pointwise import Array, is_real, pointwise
+from jitdnn.frameworks.onnx.operator import Array, Function, Site, table
+from jitdnn.frameworks.onnx.pointwise import is_real, pointwise
 from jitdnn.frameworks.onnx.spatial import Ints
 from jitdnn.frameworks.onnx.views import chosen_axes
 from jitdnn.graph import primitives as jd

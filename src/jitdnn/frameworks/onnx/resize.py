@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.spatial import Ints
 from jitdnn.frameworks.onnx.views import bounded, chosen_axes, whole
 from jitdnn.graph import primitives as jd
-
-Array = np.ndarray[Any, Any]
 
 _OURS = {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"}
 _MOST_AXES = 3  # that the library resizes at once

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.views import bounded, whole
 from jitdnn.graph import primitives as jd
 
-Array = np.ndarray[Any, Any]
 _A = -0.75  # of Keys' cubic
 
 

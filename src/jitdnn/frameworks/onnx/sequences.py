@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.views import whole
-
-Array = np.ndarray[Any, Any]
 
 
 def empty(*, dtype: int = 1) -> list[Any]:

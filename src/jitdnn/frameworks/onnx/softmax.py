@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.frameworks.onnx.operator import Function, Site, table
+from jitdnn.frameworks.onnx.operator import Array, Function, Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.graph import primitives as jd
-
-Array = np.ndarray[Any, Any]
 
 
 def _softmax(algorithm: str) -> Function:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import numpy as np
 
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.views import bounded, element_type
 from jitdnn.graph import primitives as jd
 
-Array = np.ndarray[Any, Any]
 Parts = tuple[Array, Array]  # the real and the imaginary numbers
 _SHORT = 256  # the longest transform that is one product
 

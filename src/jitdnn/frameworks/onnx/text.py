@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.errors import InvalidArgument, InvalidType, NotSupported
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.errors import InvalidArgument, InvalidType, needed
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.settings import check_bytes
 
-Array = np.ndarray[Any, Any]
 _POINTER = 8  # bytes of an element
 _PATTERN_BYTES = 8 << 20  # that RE2 may take for a pattern
 
@@ -127,12 +126,8 @@ def string_normalizer(
 def regex_full_match(x: Array, /, *, pattern: str, site: Site) -> Array:
     """Raises InvalidArgument for a pattern that RE2 does not read."""
     _need_text(site, x)
-    try:
+    with needed(f'{site.operator} needs the package google-re2: pip install "jitdnn[onnx]"'):
         import re2  # only models with this operator need it
-    except ImportError:
-        raise NotSupported(
-            f'{site.operator} needs the package google-re2: pip install "jitdnn[onnx]"'
-        ) from None
     options = re2.Options()
     options.max_mem, options.log_errors = _PATTERN_BYTES, False
     try:

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.graph import primitives as jd
-
-Array = np.ndarray[Any, Any]
 
 
 def adagrad(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.views import bounded
 
-Array = np.ndarray[Any, Any]
 _LEQ, _LT, _GTE, _GT, _EQ, _NEQ, _MEMBER = range(7)
 _SUM, _AVERAGE, _MIN, _MAX = 1, 0, 2, 3
 

@@ -14,11 +14,9 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.operator import Array, Site, table
 from jitdnn.frameworks.onnx.text import as_text, from_text, is_text
 from jitdnn.settings import check_bytes
-
-Array = np.ndarray[Any, Any]
 
 
 def bounded(shape: tuple[int, ...], like: Array) -> tuple[int, ...]:

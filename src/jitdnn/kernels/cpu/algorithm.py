@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from jitdnn import log
 from jitdnn.devices.cpu import CpuDevice
@@ -85,6 +85,16 @@ class CpuAlgorithm(PlannedAlgorithm[OwnProblem, Launch, CpuDevice]):
             integers += further
         threads = plan.threads or useful_threads(device, plan.cycles)
         return CpuKernel(library, plan.phases, plan.pointers, threads, integers, plan.kept, plan.workspace)
+
+
+class FilterAlgorithm(CpuAlgorithm[OwnProblem]):
+    """An algorithm that prepares its filter in phases of its own; with ``is_kept`` callers keep what these make."""
+
+    def __init__(self, is_kept: bool = False) -> None:
+        self._is_kept = is_kept
+
+    def with_kept_filter(self) -> Self:
+        return type(self)(is_kept=True)
 
 
 def _load_with_extents(plan: Launch, device: CpuDevice) -> tuple[Library, list[int]]:

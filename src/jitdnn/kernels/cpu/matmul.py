@@ -8,7 +8,7 @@ from __future__ import annotations
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Kept
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key, pointer_count
+from jitdnn.kernels.cpu.algorithm import FilterAlgorithm, Launch, code_key, pointer_count
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan, pack_cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry
@@ -20,7 +20,7 @@ from jitdnn.problems.problem import BYTE_INTEGERS
 from jitdnn.rtcg.isa import ITEM_BYTES
 
 
-class VnniGemm(CpuAlgorithm[MatMul]):
+class VnniGemm(FilterAlgorithm[MatMul]):
     """Products of 8-bit integers with four multiply-adds a lane, by AVX-512's dot products of four columns of a.
 
     They are summed exactly as convolution/implicit_gemm/vnni/ does it, whose code this is.
@@ -28,12 +28,6 @@ class VnniGemm(CpuAlgorithm[MatMul]):
 
     name = "vnni"
     problem = MatMul
-
-    def __init__(self, is_kept: bool = False) -> None:
-        self._is_kept = is_kept
-
-    def with_kept_filter(self) -> VnniGemm:
-        return VnniGemm(is_kept=True)
 
     def refusal(self, problem: MatMul, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.a.dtype not in BYTE_INTEGERS:
@@ -50,7 +44,7 @@ class VnniGemm(CpuAlgorithm[MatMul]):
         return launch_of(problem, self.name, c, device, epilogue, self._is_kept)
 
 
-class PackedGemm(CpuAlgorithm[MatMul]):
+class PackedGemm(FilterAlgorithm[MatMul]):
     """Matrix product as a correlation with one tap: rows are pixels, the reduced extent is the channels read.
 
     Both matrices are packed into panels; see convolution/implicit_gemm/plan.py.
@@ -58,12 +52,6 @@ class PackedGemm(CpuAlgorithm[MatMul]):
 
     name = "packed_gemm"
     problem = MatMul
-
-    def __init__(self, is_kept: bool = False) -> None:
-        self._is_kept = is_kept
-
-    def with_kept_filter(self) -> PackedGemm:
-        return PackedGemm(is_kept=True)
 
     def launch(self, problem: MatMul, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
         c = lower_matmul(problem, epilogue.operands if epilogue else ())

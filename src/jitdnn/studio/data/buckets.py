@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.errors import InvalidArgument, needed
 from jitdnn.limits import shortened
 from jitdnn.studio.data.containers import MEMBER_BYTES, MOST_FOLDER_FILES, Container, is_hidden
 
@@ -112,13 +112,11 @@ class Bucket(Container):
 
 
 def _obstore() -> Any:
-    try:
+    with needed(
+        "buckets are read by the package obstore: pip install 'jitdnn[s3]', or fetch the files into a folder of "
+        "the machine that runs the studio"
+    ):
         import obstore
-    except ImportError:
-        raise NotSupported(
-            "buckets are read by the package obstore: pip install 'jitdnn[s3]', or fetch the files into a folder of "
-            "the machine that runs the studio"
-        ) from None
     return obstore
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from jitdnn import __version__
 from jitdnn.caffe import Net
 from jitdnn.caffe.transform import Transformer
-from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.errors import InvalidArgument, NotSupported, needed
 from jitdnn.studio.export.onnx_layers import FORMS
 from jitdnn.studio.export.onnx_writer import IR_VERSION, OPSET, Writer
 
@@ -54,10 +54,8 @@ def to_onnx(
     crops, subtracts and scales itself. `outputs`: names of blobs (None: the net's). `facts` become its metadata. Raises
     NotSupported naming every layer that ONNX has no form for, and without onnx installed; InvalidArgument.
     """
-    try:
+    with needed("models of ONNX are written with onnx: pip install 'jitdnn[onnx]'"):
         from onnx import TensorProto, checker, helper
-    except ImportError:
-        raise NotSupported("models of ONNX are written with onnx: pip install 'jitdnn[onnx]'") from None
     if net.state.phase != "TEST":
         raise InvalidArgument(f"the net is of phase {net.state.phase}: build it for TEST")
     if len(net.inputs) != 1:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.errors import InvalidArgument, NotSupported, needed
 
 Array = NDArray[Any]
 _NO_TORCH: Final = "programs of torch.export are written with PyTorch: pip install 'jitdnn[torch]'"
@@ -23,10 +23,8 @@ _NO_TORCH: Final = "programs of torch.export are written with PyTorch: pip insta
 def to_program(model: Any, images: Array) -> Any:
     """The `ExportedProgram` of a model as `onnx_export.to_onnx` writes it, for images (N, C, H, W) of any number (its
     own number if it takes no other). Raises NotSupported without PyTorch."""
-    try:
+    with needed(_NO_TORCH):
         import torch
-    except ImportError:
-        raise NotSupported(_NO_TORCH) from None
     module = _module(model)
     given = torch.from_numpy(np.ascontiguousarray(images, np.float32))
     dims = model.graph.input[0].type.tensor_type.shape.dim

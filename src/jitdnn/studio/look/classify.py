@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.limits import IMAGE_BYTES
@@ -19,11 +18,8 @@ from jitdnn.studio.data.options import options_of
 from jitdnn.studio.data.pictures import SUFFIXES, picture
 from jitdnn.studio.look import pictures
 from jitdnn.studio.look.evaluate import name_of, plain
-from jitdnn.studio.look.trained import Given, Trained, open_trained
+from jitdnn.studio.look.trained import Array, Found, Given, Row, Trained, open_trained
 
-Array = NDArray[Any]
-Row = Mapping[str, Any]
-Found = dict[str, Any]
 TOP: Final = 5
 #: files in a zip or a list, and bytes that all of them unpack to
 MOST_FILES: Final = 10_000

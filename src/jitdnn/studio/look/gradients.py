@@ -6,9 +6,7 @@ The score is that of a class before softmax or sigmoid, of one image; its gradie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,11 +15,9 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.studio.look import pictures
 from jitdnn.studio.look.classify import given_image
 from jitdnn.studio.look.evaluate import name_of, plain
-from jitdnn.studio.look.layers import Found, as_maps, groups_of, statistics, weight_row
+from jitdnn.studio.look.layers import as_maps, groups_of, names_of, statistics, weight_row
 from jitdnn.studio.look.saliency import score_gradient
-from jitdnn.studio.look.trained import Given, open_trained
-
-Row = Mapping[str, Any]
+from jitdnn.studio.look.trained import Found, Given, Row, open_trained
 
 
 def gradients(
@@ -78,10 +74,7 @@ def _of_blob(group: list[Node], most: int) -> Found:
     top = group[0].top[0]
     values = top.diff[0] if top.diff.ndim > 1 else top.diff
     return {
-        "name": " + ".join(node.layer.name for node in group),
-        "layer": group[0].layer.name,
-        "type": " + ".join(node.layer.type for node in group),
-        "blob": top.name,
+        **names_of(group),
         "shape": list(values.shape),
         "tiles": pictures.tiles(as_maps(values), signed=True, most=most),
         **statistics(values),

@@ -5,12 +5,11 @@ Layers in place are shown as one with the layer whose result they change, and la
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from jitdnn.caffe import Net
 from jitdnn.caffe.graph import Node
@@ -18,11 +17,8 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.studio.look import pictures
 from jitdnn.studio.look.classify import describe, given_image
 from jitdnn.studio.look.evaluate import plain
-from jitdnn.studio.look.trained import Given, Trained, open_trained
+from jitdnn.studio.look.trained import Array, Found, Given, Row, Trained, open_trained
 
-Array = NDArray[Any]
-Row = Mapping[str, Any]
-Found = dict[str, Any]
 BINS: Final = 32
 _COPIES: Final = ("Split", "Silence")
 
@@ -132,14 +128,21 @@ def statistics(values: Array) -> Found:
     }
 
 
-def _activation(group: list[Node], most: int) -> Found:
-    top = group[0].top[0]
-    values = top.data[0] if top.data.ndim > 1 else top.data
+def names_of(group: list[Node]) -> Found:
+    """How layers that fill one blob in place are named, and the blob."""
     return {
         "name": " + ".join(node.layer.name for node in group),
         "layer": group[0].layer.name,
         "type": " + ".join(node.layer.type for node in group),
-        "blob": top.name,
+        "blob": group[0].top[0].name,
+    }
+
+
+def _activation(group: list[Node], most: int) -> Found:
+    top = group[0].top[0]
+    values = top.data[0] if top.data.ndim > 1 else top.data
+    return {
+        **names_of(group),
         "shape": list(values.shape),
         "units": values.shape[0] if values.ndim else 1,
         "weights": sum(blob.size for node in group for blob in node.layer.weights),

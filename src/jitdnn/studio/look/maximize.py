@@ -7,7 +7,7 @@ values decay. Several units are made at once, one in each image of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +20,8 @@ from jitdnn.studio.look import pictures
 from jitdnn.studio.look.classify import given_image
 from jitdnn.studio.look.evaluate import plain
 from jitdnn.studio.look.layers import check_units, units_of
-from jitdnn.studio.look.trained import Given, Trained, open_trained
+from jitdnn.studio.look.trained import Array, Given, Row, Trained, open_trained
 
-Array = NDArray[Any]
-Row = Mapping[str, Any]
 MOST_UNITS: Final = 64
 MOST_STEPS: Final = 1024
 _DECAY: Final = 0.003

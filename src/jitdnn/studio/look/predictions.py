@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from jitdnn.caffe.arrays import read_npz
 from jitdnn.errors import InvalidArgument
@@ -26,10 +25,9 @@ from jitdnn.files import write_whole
 from jitdnn.studio.look.detections import match
 from jitdnn.studio.look.metrics import confusion, finite_mean, intersection_over_union
 from jitdnn.studio.look.pictures import cropped
-from jitdnn.studio.look.trained import Trained, choose_weights, open_trained
+from jitdnn.studio.look.trained import Array, Trained, choose_weights, open_trained
 from jitdnn.studio.store import run_folder
 
-Array = NDArray[Any]
 Arrays = dict[str, Array]
 BEST_OF: Final = 5
 SUREST: Final = 100

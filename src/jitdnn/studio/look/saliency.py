@@ -9,23 +9,18 @@ The gradient is that of the score before softmax or sigmoid, and goes through th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from jitdnn.caffe import Net
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.look import pictures
 from jitdnn.studio.look.classify import given_image
 from jitdnn.studio.look.evaluate import name_of, plain
-from jitdnn.studio.look.trained import Given, Trained, open_trained
+from jitdnn.studio.look.trained import Array, Found, Given, Row, Trained, open_trained
 
-Array = NDArray[Any]
-Row = Mapping[str, Any]
-Found = dict[str, Any]
 COPIES: Final = 16
 NOISE: Final = 0.15  # of the span of the image
 _SIDE: Final = 25  # places of a patch along an axis

@@ -7,7 +7,7 @@ it; where that is says what in the image it answered to.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.look.evaluate import plain
 from jitdnn.studio.look.layers import check_units, units_of
-from jitdnn.studio.look.trained import Trained, open_trained
+from jitdnn.studio.look.trained import Array, Row, Trained, open_trained
 
-Array = NDArray[Any]
-Row = Mapping[str, Any]
 MOST_UNITS: Final = 64
 MOST_SHOWN: Final = 32
 MOST_IMAGES: Final = 100_000

@@ -25,6 +25,7 @@ from jitdnn.studio.store import BEST, run_folder
 
 Array = NDArray[Any]
 Row = Mapping[str, Any]
+Found = dict[str, Any]
 _MOST_BATCH: Final = 64
 _BATCH_BYTES: Final = 256 << 20  # of the blobs of a batch
 _KEPT: Final = 3  # nets held in this process

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jitdnn.errors import NotSupported
+from jitdnn.errors import needed
 from jitdnn.studio.sweeps.plan import Plan
 from jitdnn.studio.sweeps.space import Choice, Range, Value
 
@@ -89,10 +89,8 @@ def importances(plan: Plan, trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def _optuna() -> Any:
-    try:
+    with needed('this sweep needs Optuna: pip install "jitdnn[sweeps]"'):
         import optuna
-    except ImportError:
-        raise NotSupported('this sweep needs Optuna: pip install "jitdnn[sweeps]"') from None
     return optuna
 
 

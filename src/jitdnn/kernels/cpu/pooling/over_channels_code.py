@@ -157,14 +157,10 @@ class _ChannelCode(PoolingCode):
     ) -> Iterator[tuple[list[Pointer], Value]]:
         """Loops over the elements of a window: pointers into input-shaped tensors, and the position."""
         w = self.windows
-        for t0 in w.taps(0, bounds[0]):
-            at0 = [p + t0 * w.strides[t][2] for t, p in tensors]
-            for t1 in w.taps(1, bounds[1]):
-                at1 = [p + t1 * w.strides[t][3] for (t, _), p in zip(tensors, at0, strict=True)]
-                row = w.row_position(t0, t1)
-                for t2 in w.taps(2, bounds[2]):
-                    at2 = [p + t2 * w.strides[t][4] for (t, _), p in zip(tensors, at1, strict=True)]
-                    yield at2, row + t2
+        for at1, row in self.window_rows(bounds, tensors):
+            for t2 in w.taps(2, bounds[2]):
+                at2 = [p + t2 * w.strides[t][4] for (t, _), p in zip(tensors, at1, strict=True)]
+                yield at2, row + t2
 
     def _targets(self, bounds: Sequence[Bounds], gradient: Pointer) -> Iterator[tuple[Pointer, Value]]:
         """Loops over the elements of a window: pointers to their gradients, and the position."""

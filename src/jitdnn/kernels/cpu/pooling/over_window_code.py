@@ -44,17 +44,6 @@ class _WindowCode(PoolingCode):
         else:
             self._backward(first, last)
 
-    def _rows(
-        self, bounds: Sequence[Bounds], planes: Sequence[tuple[int, Pointer]]
-    ) -> Iterator[tuple[list[Pointer], Value]]:
-        """The rows of a window: pointers to column 0 in each plane, and the position of column 0."""
-        w = self.windows
-        for t0 in w.taps(0, bounds[0]):
-            at0 = [p + t0 * w.strides[t][2] for t, p in planes]
-            for t1 in w.taps(1, bounds[1]):
-                at1 = [p + t1 * w.strides[t][3] for (t, _), p in zip(planes, at0, strict=True)]
-                yield at1, w.row_position(t0, t1)
-
     def _columns(self, low: Value, high: Value, vectors: int) -> Iterator[list[tuple[Value, Value | None]]]:
         """The columns of a row as vectors: ``vectors`` at once, then the rest one at a time, masked."""
         k, wide = self.k, self.lanes * vectors
@@ -101,7 +90,7 @@ class _WindowCode(PoolingCode):
         k, combine = self.k, combiner(self.mode)
         start = k.constant(self.outside, self.dtype, self.lanes)
         totals = [k.register(start) for _ in range(_VECTORS)]
-        for (row,), _ in self._rows(bounds, [(0, plane)]):
+        for (row,), _ in self.window_rows(bounds, [(0, plane)]):
             for columns in self._columns(bounds[2].low, bounds[2].high, _VECTORS):
                 for total, (column, mask) in zip(totals, columns, strict=False):
                     total.set(combine(k, total.get(), self._value(row, column, mask)))
@@ -154,7 +143,7 @@ class _WindowCode(PoolingCode):
             return
         each = k.splat(gradient / count(k, bounds, self.dtype), self.lanes)
         scaled = each * k.splat(self.scale.alpha, self.lanes)
-        for (row,), _ in self._rows(bounds, [(self.plan.tensors - 1, target)]):
+        for (row,), _ in self.window_rows(bounds, [(self.plan.tensors - 1, target)]):
             for columns in self._columns(bounds[2].low, bounds[2].high, _VECTORS):
                 for column, mask in columns:
                     there = row + column
@@ -176,7 +165,7 @@ class _WindowCode(PoolingCode):
         best = k.register(k.constant(-float("inf"), self.dtype, self.lanes))
         winner = k.register(k.splat(k.convert(first, kind), self.lanes))
         steps = k.convert(k.iota(self.lanes), kind)
-        for (row,), position in self._rows(bounds, [(tensor, plane)]):
+        for (row,), position in self.window_rows(bounds, [(tensor, plane)]):
             for ((column, mask),) in self._columns(bounds[2].low, bounds[2].high, 1):
                 value = self._value(row, column, mask)
                 here = k.splat(k.convert(position + column, kind), self.lanes) + steps

@@ -123,6 +123,17 @@ class PoolingCode:
             pointers.append(arguments.pointer(2, plan.indices))
         return pointers
 
+    def window_rows(
+        self, bounds: Sequence[Bounds], planes: Sequence[tuple[int, Pointer]]
+    ) -> Iterator[tuple[list[Pointer], Value]]:
+        """The rows of a window: pointers to column 0 in each plane, and the position of column 0."""
+        w = self.windows
+        for t0 in w.taps(0, bounds[0]):
+            at0 = [p + t0 * w.strides[t][2] for t, p in planes]
+            for t1 in w.taps(1, bounds[1]):
+                at1 = [p + t1 * w.strides[t][3] for (t, _), p in zip(planes, at0, strict=True)]
+                yield at1, w.row_position(t0, t1)
+
 
 def any_empty(bounds: Sequence[Bounds]) -> Value:
     """True if a window has no position in the image."""

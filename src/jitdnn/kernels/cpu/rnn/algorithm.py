@@ -7,7 +7,7 @@ from math import sqrt
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, FilterAlgorithm, Launch
 from jitdnn.kernels.cpu.rnn.cost import row_steps_cycles
 from jitdnn.kernels.cpu.rnn.launch import launch_of
 from jitdnn.kernels.cpu.rnn.memory_layout import strides_of
@@ -81,18 +81,12 @@ class RowSteps(CpuAlgorithm[Recurrent]):
         return _error_of(problem)
 
 
-class FusedSteps(CpuAlgorithm[Recurrent]):
+class FusedSteps(FilterAlgorithm[Recurrent]):
     """One product for all steps of a layer, then one for each step with the cell on its sums, in one launch."""
 
     name = "fused_steps"
     problem = Recurrent
     takes_no_epilogue = "recurrent layers take no epilogue"
-
-    def __init__(self, is_kept: bool = False) -> None:
-        self._is_kept = is_kept
-
-    def with_kept_filter(self) -> FusedSteps:
-        return FusedSteps(is_kept=True)
 
     def refusal(self, problem: Recurrent, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         return _unpacked(problem)

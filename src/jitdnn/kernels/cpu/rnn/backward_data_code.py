@@ -126,10 +126,7 @@ class _BackwardCode:
             to = to + column
             return lambda row, sums: to.store(sums, row * columns)
 
-        trace_rows_product(
-            module, plan, name, plan.input_product, columns, source,
-            lambda memory: memory.workspace("input_panels"), store,
-        )  # fmt: skip
+        trace_rows_product(module, plan, name, plan.input_product, columns, source, store)
 
     # ---- steps
 

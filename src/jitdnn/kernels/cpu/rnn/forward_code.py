@@ -153,9 +153,7 @@ class _ForwardCode:
             to = self.sums(memory, layer) + (column // each * width + column % each)
             return lambda row, sums: to.store(sums + bias, row * (p.directions * width))
 
-        trace_rows_product(
-            module, plan, name, product, plan.columns, source, lambda memory: memory.workspace("input_panels"), store,
-        )  # fmt: skip
+        trace_rows_product(module, plan, name, product, plan.columns, source, store)
 
     # ---- states
 

@@ -97,10 +97,10 @@ def step_sums(
 
 def trace_rows_product(
     module: Module, plan: RecurrentPlan, task_name: str, product: Product, columns: int,
-    source: Callable[[Memory, Value], Pointer], panels: Callable[[Memory], Pointer],
+    source: Callable[[Memory, Value], Pointer],
     store: Callable[[Memory, Value, Value], Callable[[Value, Value], None]],
 ) -> None:  # fmt: skip
-    """Trace a task of the product of all rows with all panels, to `columns` columns (a multiple of 16).
+    """Trace a task of the product of all rows with panels of input weights, to `columns` columns (a multiple of 16).
 
     Tasks: ceil(rows / ROWS_PER_TASK) times the partitions of the panels, `shares` at run time. `store(memory, layer,
     column)` returns a function that stores a vector of a row, called with the row's number and the sums.
@@ -117,7 +117,7 @@ def trace_rows_product(
         chunk, share = task // shares, task % shares
         each = (shares + (count - 1)) // shares
         sums = memory.workspace("tiles") + thread * memory.integer("tile")
-        rows, packed = source(memory, layer), panels(memory)
+        rows, packed = source(memory, layer), memory.workspace("input_panels")
         last = (chunk * ROWS_PER_TASK + ROWS_PER_TASK).min(used)
         for panel in k.range(share * each, (share * each + each).min(count)):
             b = packed + panel * product.panel(lanes)

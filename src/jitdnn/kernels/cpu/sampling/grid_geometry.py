@@ -9,20 +9,23 @@ with their weights and whether they are in the image at all.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import Arguments
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue, PlannedAlgorithm, terms
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Device, Epilogue, Kernel, PlannedAlgorithm, terms
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.schedule.cost import LAUNCH_SECONDS
-from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots
+from jitdnn.kernels.cpu.schedule.parallel import Counter, Slots, split_units
 from jitdnn.kernels.formulas.loop_nest import Nest
 from jitdnn.problems.spatial_transformer import GridSample
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
+from jitdnn.rtcg.compile import load
+from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 INDEX = {"f32": "i32", "f64": "i64"}
@@ -163,12 +166,10 @@ def corners_of(axes: Sequence[Sequence[Side]]) -> Iterator[Corner]:
 class Sampler:
     """The code that all algorithms of sampling share: arguments, loops over pixels, cells."""
 
-    def __init__(
-        self, module: Module, code: SampleCode, name: str, run: Callable[[Any, Value, Value], None]
-    ) -> None:
+    def __init__(self, module: Module, code: SampleCode, run: Callable[[Any, Value, Value], None]) -> None:
         self.code, self.computing = code, compute_dtype(code.dtype)
         tensors = len(code.is_unit)
-        with module.task(name) as (k, args, task, thread):
+        with module.task("sample") as (k, args, task, thread):
             self.k, self.lanes = k, k.lanes(self.computing)
             operands = 4 if code.direction == "bwd_grid" else 3
             self.arguments = Arguments(k, args, operands)
@@ -187,7 +188,7 @@ class Sampler:
     def rows(self) -> list[Value]:
         return [self.n[f"rows{a}"] for a in range(self.code.axes - 1)]
 
-    def counter(self, first: Value, images: Sequence[Value], with_blocks: bool = True) -> Counter:
+    def counter(self, first: Value, images: Sequence[Value]) -> Counter:
         """Over images and rows of pixels and blocks of a row; ``images`` are the strides of the tensors."""
         k, n, tensors = self.k, self.n, len(self.code.is_unit)
         steps = []
@@ -294,6 +295,38 @@ class SampleAlgorithm(PlannedAlgorithm[GridSample, SamplePlan, CpuDevice]):
     problem = GridSample
     deterministic = True
     takes_no_epilogue = "sampling takes no epilogue"
+    runs: ClassVar[Mapping[str, Callable[[Any, Value, Value], None]]]
+    """What is traced in each direction."""
+
+    @abstractmethod
+    def room(self, plan: SamplePlan, device: CpuDevice) -> int:
+        """Numbers that each thread has in the workspace for a plane of the image's gradient."""
+
+    @abstractmethod
+    def thread_seconds(self, problem: GridSample, device: CpuDevice) -> float:
+        """Of one thread."""
+
+    def workspace_of(self, plan: SamplePlan, device: CpuDevice) -> int:
+        if plan.problem.direction != "bwd_data":
+            return 0
+        return device.threads * self.room(plan, device) * ITEM_BYTES[compute_dtype(plan.problem.dtype)]
+
+    def seconds_of(self, plan: SamplePlan, device: CpuDevice) -> float:
+        return _spread(self.thread_seconds(plan.problem, device), device)
+
+    def sampling(self, plan: SamplePlan, device: CpuDevice, code: SampleCode, groups: int) -> Kernel:
+        """The kernel of this code; each unit is a group of channels of an image's gradient, else a block of pixels."""
+        sample = plan.problem
+        values = plan.values(self.lanes(sample, device), groups=groups, room=self.room(plan, device))
+        rows = plan.pixels // max(1, plan.nest.extents[-1])
+        units = sample.x.shape[0] * (groups if sample.direction == "bwd_data" else rows * values["blocks"])
+        tasks, per_task = split_units(units, device, self.thread_seconds(sample, device))
+        values |= {"units": units, "per_task": per_task}
+        run, pointers = self.runs[code.direction], len(sample.operands)
+        library = load(
+            f"grid_sample_{self.name}", code, device.isa, lambda module: Sampler(module, code, run)
+        )
+        return CpuKernel(library, [("sample", tasks)], pointers, device.threads, plan.slots().pack(values))
 
     def refusal(self, problem: GridSample, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         low, high = TensorDescriptor(problem.x.shape[2:], problem.x.strides[2:], problem.dtype).span()
@@ -324,6 +357,6 @@ class SampleAlgorithm(PlannedAlgorithm[GridSample, SamplePlan, CpuDevice]):
         return device.isa.lanes(problem.dtype)
 
 
-def spread(seconds: float, device: Device) -> float:
+def _spread(seconds: float, device: Device) -> float:
     """Expected seconds of work that all threads share."""
     return LAUNCH_SECONDS + seconds / device.threads

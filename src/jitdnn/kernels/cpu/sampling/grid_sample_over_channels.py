@@ -11,28 +11,23 @@ The units of work are
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.kernels.cpu.sampling.grid_geometry import (
     INDEX,
     MOST_CHANNELS,
     OUTSIDE,
     SampleAlgorithm,
-    SampleCode,
     SamplePlan,
     Sampler,
     slope_sums,
-    spread,
 )
 from jitdnn.kernels.cpu.sampling.grid_sample_over_pixels import packed_strides_of, pixel_rows, write_slopes
-from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units
+from jitdnn.kernels.cpu.schedule.parallel import Counter
 from jitdnn.problems.spatial_transformer import GridSample
-from jitdnn.rtcg.builder import Module, Pointer, Value
-from jitdnn.rtcg.compile import load
-from jitdnn.rtcg.isa import ITEM_BYTES
-from jitdnn.tensor import compute_dtype
+from jitdnn.rtcg.builder import Pointer, Value
 
 _VECTORS = 4  # of channels at once
 _ELEMENT_SECONDS = 0.05e-9
@@ -194,15 +189,11 @@ def _write_plane(
     write(0, plane, target)
 
 
-def _trace(module: Module, code: SampleCode) -> None:
-    runs = {"fwd": _forward, "bwd_grid": _by_grid, "bwd_data": _by_image}
-    Sampler(module, code, "sample", runs[code.direction])
-
-
 class GridSampleChannels(SampleAlgorithm):
     """Vectors along channels that are neighbours: the way for channels-last tensors."""
 
     name = "channels"
+    runs: ClassVar = {"fwd": _forward, "bwd_grid": _by_grid, "bwd_data": _by_image}
 
     def refusal(self, problem: GridSample, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         for name, tensor in (("the image", problem.x), ("y", problem.y)):
@@ -213,23 +204,15 @@ class GridSampleChannels(SampleAlgorithm):
                 )
         return super().refusal(problem, device, epilogue)
 
-    def workspace_of(self, plan: SamplePlan, device: CpuDevice) -> int:
-        if plan.problem.direction != "bwd_data":
-            return 0
-        return device.threads * self._room(plan, device) * ITEM_BYTES[compute_dtype(plan.problem.dtype)]
-
     def _vectors(self, problem: GridSample, device: CpuDevice) -> int:
         """Of channels in a plane of the workspace; what a channel gets does not depend on it."""
         lanes = self.lanes(problem, device)
         return min(_VECTORS, MOST_CHANNELS // lanes, -(-problem.x.shape[1] // lanes))
 
-    def _room(self, plan: SamplePlan, device: CpuDevice) -> int:
+    def room(self, plan: SamplePlan, device: CpuDevice) -> int:
         return plan.plane * self._vectors(plan.problem, device) * self.lanes(plan.problem, device)
 
-    def seconds_of(self, plan: SamplePlan, device: CpuDevice) -> float:
-        return spread(self._seconds(plan.problem, device), device)
-
-    def _seconds(self, problem: GridSample, device: CpuDevice) -> float:
+    def thread_seconds(self, problem: GridSample, device: CpuDevice) -> float:
         lanes = self.lanes(problem, device)
         whole = -(-problem.x.shape[1] // lanes) * lanes / problem.x.shape[1]
         return self.seconds(problem, 15e-9, _ELEMENT_SECONDS * whole * 16 / lanes)
@@ -238,13 +221,4 @@ class GridSampleChannels(SampleAlgorithm):
         sample = plan.problem
         lanes, vectors = self.lanes(sample, device), self._vectors(sample, device)
         code = plan.code(vectors if sample.direction == "bwd_data" else 0)
-        groups = -(-sample.x.shape[1] // (lanes * vectors))
-        values = plan.values(lanes, groups=groups, room=self._room(plan, device))
-        rows = plan.pixels // max(1, plan.nest.extents[-1])
-        units = sample.x.shape[0] * (groups if sample.direction == "bwd_data" else rows * values["blocks"])
-        tasks, per_task = split_units(units, device, self._seconds(sample, device))
-        values |= {"units": units, "per_task": per_task}
-        library = load("grid_sample_channels", code, device.isa, lambda module: _trace(module, code))
-        return CpuKernel(
-            library, [("sample", tasks)], len(sample.operands), device.threads, plan.slots().pack(values)
-        )
+        return self.sampling(plan, device, code, -(-sample.x.shape[1] // (lanes * vectors)))

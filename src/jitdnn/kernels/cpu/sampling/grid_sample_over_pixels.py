@@ -11,29 +11,25 @@ The units of work are
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.cpu.sampling.grid_geometry import (
     BLOCK,
     INDEX,
     OUTSIDE,
     SampleAlgorithm,
-    SampleCode,
     SamplePlan,
     Sampler,
     corners_of,
     slope_sums,
-    spread,
 )
-from jitdnn.kernels.cpu.schedule.parallel import Counter, split_units
+from jitdnn.kernels.cpu.schedule.parallel import Counter
 from jitdnn.problems.spatial_transformer import GridSample
-from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
-from jitdnn.rtcg.compile import load
+from jitdnn.rtcg.builder import Builder, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.rtcg.types import ELEMENTS, vector_type
-from jitdnn.tensor import compute_dtype
 
 _CHANNELS = 4  # planes in the workspace at once
 _GATHER_SECONDS = 0.7e-9
@@ -286,29 +282,17 @@ def _write_plane(s: Sampler, plane: Pointer, target: Pointer, strides: list[Valu
     write(0, plane, target)
 
 
-def _trace(module: Module, code: SampleCode) -> None:
-    runs = {"fwd": _forward, "bwd_grid": _by_grid, "bwd_data": _by_image}
-    Sampler(module, code, "sample", runs[code.direction])
-
-
 class GridSamplePixels(SampleAlgorithm):
     """Lanes along the pixels of the output; takes any strides."""
 
     name = "pixels"
+    runs: ClassVar = {"fwd": _forward, "bwd_grid": _by_grid, "bwd_data": _by_image}
 
-    def workspace_of(self, plan: SamplePlan, device: CpuDevice) -> int:
-        if plan.problem.direction != "bwd_data":
-            return 0
-        return device.threads * self._room(plan) * ITEM_BYTES[compute_dtype(plan.problem.dtype)]
-
-    def _room(self, plan: SamplePlan) -> int:
+    def room(self, plan: SamplePlan, device: CpuDevice) -> int:
         channels = min(_CHANNELS, plan.problem.x.shape[1])
         return -(-channels * (plan.plane + 1) // 16) * 16
 
-    def seconds_of(self, plan: SamplePlan, device: CpuDevice) -> float:
-        return spread(self._seconds(plan.problem), device)
-
-    def _seconds(self, problem: GridSample) -> float:
+    def thread_seconds(self, problem: GridSample, device: CpuDevice) -> float:
         each = _SCATTER_SECONDS if problem.direction == "bwd_data" else _GATHER_SECONDS
         return self.seconds(problem, 5e-9, each)
 
@@ -320,13 +304,4 @@ class GridSamplePixels(SampleAlgorithm):
             and sample.x.shape[-1] > 1
         )
         code = plan.code(0, in_pairs)
-        groups = -(-sample.x.shape[1] // _CHANNELS)
-        values = plan.values(self.lanes(sample, device), groups=groups, room=self._room(plan))
-        rows = plan.pixels // max(1, plan.nest.extents[-1])
-        units = sample.x.shape[0] * (groups if sample.direction == "bwd_data" else rows * values["blocks"])
-        tasks, per_task = split_units(units, device, self._seconds(sample))
-        values |= {"units": units, "per_task": per_task}
-        library = load("grid_sample_pixels", code, device.isa, lambda module: _trace(module, code))
-        return CpuKernel(
-            library, [("sample", tasks)], len(sample.operands), device.threads, plan.slots().pack(values)
-        )
+        return self.sampling(plan, device, code, -(-sample.x.shape[1] // _CHANNELS))

@@ -16,16 +16,16 @@ from math import prod
 import numpy as np
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import Arguments, CpuKernel, WithTables
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.sampling.resize_weights import (
     ResizeAlgorithm,
     Tables,
-    addresses,
     axes_of,
     is_plain,
+    kernel_with,
     strides_of,
 )
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
@@ -254,12 +254,10 @@ class ResizeCopiedRows(ResizeAlgorithm):
         values = {
             "units": units, "per_task": per_task, "images": target.shape[0], "channels": target.shape[1],
             "slices": len(axes[0].start), "rows": len(firsts), **{f"x{a}": steps[0][a] for a in range(4)},
-            **{f"y{a}": steps[1][a] for a in range(4)}, **addresses(tables),
+            **{f"y{a}": steps[1][a] for a in range(4)},
         }  # fmt: skip
         library = load("resize_copied_rows", code, device.isa, lambda module: _Rows(module, code))
-        return WithTables(
-            CpuKernel(library, [("resize", tasks)], 2, device.threads, _SLOTS.pack(values)), tables
-        )
+        return kernel_with(tables, library, tasks, device, _SLOTS, values)
 
 
 def _lanes(problem: Resize, device: CpuDevice) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import Arguments, CpuKernel, WithTables
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.microkernel.scale import Scale
@@ -18,9 +18,9 @@ from jitdnn.kernels.cpu.sampling.resize_weights import (
     AXES,
     ResizeAlgorithm,
     Tables,
-    addresses,
     axes_of,
     is_plain,
+    kernel_with,
     outer_tables,
     strides_of,
 )
@@ -40,8 +40,6 @@ _SLOTS = Slots(
     *(f"x{a}" for a in range(5)), *(f"y{a}" for a in range(5)),
     *(f"{name}{axis}" for axis in range(AXES) for name in ("start", "weights")),
 )  # fmt: skip
-
-_Taps = Iterator[tuple[Pointer, Value]]
 
 
 @dataclass(frozen=True)
@@ -209,9 +207,7 @@ class ResizeChannels(ResizeAlgorithm):
             "units": units, "per_task": per_task, "images": target.shape[0], "channels": target.shape[1],
             "out0": outputs[0], "out1": outputs[1], "out2": outputs[2],
             **{f"x{a}": step for a, step in enumerate(strides_of(source))},
-            **{f"y{a}": step for a, step in enumerate(strides_of(target))}, **addresses(tables),
+            **{f"y{a}": step for a, step in enumerate(strides_of(target))},
         }  # fmt: skip
         library = load("resize_channels", code, device.isa, lambda module: _Channels(module, code))
-        return WithTables(
-            CpuKernel(library, [("resize", tasks)], 2, device.threads, _SLOTS.pack(values)), tables
-        )
+        return kernel_with(tables, library, tasks, device, _SLOTS, values)

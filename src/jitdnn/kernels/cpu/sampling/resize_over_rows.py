@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import Arguments, CpuKernel, WithTables
+from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.sampling.resize_weights import (
     ResizeAlgorithm,
     Tables,
-    addresses,
     axes_of,
     is_plain,
+    kernel_with,
     outer_tables,
     strides_of,
 )
@@ -323,12 +323,10 @@ class ResizeRows(ResizeAlgorithm):
             "last": outputs[2] - (blocks - 1) * lanes, "first": pattern.first, "step": pattern.step,
             "padded": blocks * lanes, "room": self._room(plan, pattern, lanes), "margin": pattern.before,
             **{f"x{a}": step for a, step in enumerate(steps[0])},
-            **{f"y{a}": step for a, step in enumerate(steps[1])}, **addresses(tables),
+            **{f"y{a}": step for a, step in enumerate(steps[1])},
         }  # fmt: skip
         library = load("resize_rows", code, device.isa, lambda module: _Rows(module, code))
-        return WithTables(
-            CpuKernel(library, [("resize", tasks)], 2, device.threads, _SLOTS.pack(values)), tables
-        )
+        return kernel_with(tables, library, tasks, device, _SLOTS, values)
 
 
 def _real(problem: Resize) -> str:

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import first_extra
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, TypedAlgorithm
+from jitdnn.devices.cpu_kernel import CpuKernel, WithTables, first_extra
+from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Kernel, TypedAlgorithm
+from jitdnn.kernels.cpu.schedule.parallel import Slots
 from jitdnn.problems.resize import Resize, Taps
 from jitdnn.rtcg.builder import Builder, Pointer
+from jitdnn.rtcg.compile import Library
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 AXES = 3
@@ -54,9 +56,14 @@ class Tables:
         return self.k.pointer(self.args, self.first + self.names.index(name), dtype)
 
 
-def addresses(tables: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int]:
-    """Where the tables are."""
-    return {name: int(table.ctypes.data) for name, table in tables.items()}
+def kernel_with(
+    tables: Mapping[str, np.ndarray[Any, Any]], library: Library, tasks: int, device: CpuDevice, slots: Slots,
+    values: Mapping[str, int],
+) -> Kernel:  # fmt: skip
+    """A kernel whose code reads tables: their addresses are among the values of the slots."""
+    addresses = {name: int(table.ctypes.data) for name, table in tables.items()}
+    kernel = CpuKernel(library, [("resize", tasks)], 2, device.threads, slots.pack({**values, **addresses}))
+    return WithTables(kernel, tables)
 
 
 class ResizeAlgorithm(TypedAlgorithm[Resize, CpuDevice]):

@@ -13,7 +13,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from jitdnn.errors import NotSupported
+from jitdnn.errors import needed
 from jitdnn.files import write_secret
 
 _DAYS = 3650
@@ -22,11 +22,9 @@ _RENEWED = 90  # days before its end
 
 def make_certificates(folder: Path, host: str) -> None:
     """Make what is missing, too old, or not for this `host`, a name or address. NotSupported without cryptography."""
-    try:
+    with needed('a cluster needs certificates: pip install "jitdnn[cluster]"'):
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
-    except ImportError:
-        raise NotSupported('a cluster needs certificates: pip install "jitdnn[cluster]"') from None
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not _is_good(folder / "ca.pem"):
         key, authority = _made("jitdnn studio", None, None, [])

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from jitdnn.cluster.engine import Engine
 from jitdnn.cluster.places import Start, resources_of
-from jitdnn.errors import DeviceError, InvalidArgument, NotSupported
+from jitdnn.errors import DeviceError, InvalidArgument, needed
 from jitdnn.studio.store import Store
 from jitdnn.studio.work.cluster.certificates import make_certificates, server_context
 from jitdnn.studio.work.cluster.task import run_task
@@ -46,10 +46,8 @@ class ClusterExecutor:
         self._store, self._host, self._ports = store, host, (scheduler_port, gateway_port)
         self._folder = store.home / "tls"
         self._beats: dict[tuple[int, int], tuple[object, float]] = {}
-        try:
+        with needed('trainings elsewhere need Dask: pip install "jitdnn[cluster]"'):
             import distributed
-        except ImportError:
-            raise NotSupported('trainings elsewhere need Dask: pip install "jitdnn[cluster]"') from None
         self._dask = distributed
         make_certificates(self._folder, host)
         self._start_gateway()

@@ -15,7 +15,7 @@ from functools import lru_cache
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Kept
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key, pointer_count
+from jitdnn.kernels.cpu.algorithm import FilterAlgorithm, Launch, code_key, pointer_count
 from jitdnn.kernels.cpu.convolution.grouped.code import trace
 from jitdnn.kernels.cpu.convolution.grouped.cost import choose_plan, cycles, pack_cycles
 from jitdnn.kernels.cpu.convolution.grouped.packing import has_contiguous_channels
@@ -25,18 +25,12 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.isa import ITEM_BYTES
 
 
-class Grouped(CpuAlgorithm[Convolution]):
+class Grouped(FilterAlgorithm[Convolution]):
     """fprop and dgrad; the loop nest is drawn in plan.py."""
 
     name = "grouped"
     problem = Convolution
     may_overwrite_operands = True
-
-    def __init__(self, is_kept: bool = False) -> None:
-        self._is_kept = is_kept
-
-    def with_kept_filter(self) -> Grouped:
-        return Grouped(is_kept=True)
 
     def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":

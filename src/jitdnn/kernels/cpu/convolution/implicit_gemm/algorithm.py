@@ -14,7 +14,7 @@ from functools import lru_cache
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Kept
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key, pointer_count
+from jitdnn.kernels.cpu.algorithm import FilterAlgorithm, Launch, code_key, pointer_count
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan, pack_cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry, ImplicitGemmPlan
@@ -31,18 +31,12 @@ _MOST_READING = 0.7  # of the results may read more than padding, for the others
 _MOST_STRIDE_PHASES = 16  # of a strided dgrad that are computed together: each has code of its own
 
 
-class ImplicitGemm(CpuAlgorithm[Convolution]):
+class ImplicitGemm(FilterAlgorithm[Convolution]):
     """Forward and dgrad; see the module's text."""
 
     name = "implicit_gemm"
     problem = Convolution
     may_overwrite_operands = True
-
-    def __init__(self, is_kept: bool = False) -> None:
-        self._is_kept = is_kept
-
-    def with_kept_filter(self) -> ImplicitGemm:
-        return ImplicitGemm(is_kept=True)
 
     def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":

@@ -15,7 +15,7 @@ from typing import ClassVar
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Kept
 from jitdnn.kernels.algorithm import ARITHMETIC, Epilogue
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key, pointer_count
+from jitdnn.kernels.cpu.algorithm import FilterAlgorithm, Launch, code_key, pointer_count
 from jitdnn.kernels.cpu.convolution.winograd.axes import Tiling, forwards
 from jitdnn.kernels.cpu.convolution.winograd.candidates import tilings
 from jitdnn.kernels.cpu.convolution.winograd.code import Memory, phases, trace
@@ -32,19 +32,13 @@ from jitdnn.rtcg.isa import HALVES
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 
-class WinogradAlgorithm(CpuAlgorithm[Convolution]):
+class WinogradAlgorithm(FilterAlgorithm[Convolution]):
     """Tiles of at most ``max_m`` results an axis, fewer where the error would exceed ``_limit``."""
 
     problem = Convolution
     takes_float8 = False
     may_overwrite_operands = True
     max_m: ClassVar[int]
-
-    def __init__(self, is_prepacked: bool = False) -> None:
-        self._is_prepacked = is_prepacked
-
-    def with_kept_filter(self) -> WinogradAlgorithm:
-        return type(self)(is_prepacked=True)
 
     @abstractmethod
     def _limit(self, problem: Convolution) -> float:
@@ -81,7 +75,7 @@ class WinogradAlgorithm(CpuAlgorithm[Convolution]):
         """One for each correlation: a strided dgrad has one for each stride phase."""
         operands = epilogue.operands if epilogue else ()
         return [
-            choose_plan(c, device.isa, self._tilings(problem, c), self._is_prepacked)
+            choose_plan(c, device.isa, self._tilings(problem, c), self._is_kept)
             for c in self._correlations(problem, operands)
         ]
 
@@ -92,8 +86,8 @@ class WinogradAlgorithm(CpuAlgorithm[Convolution]):
         """
         sizes = [p.shared_elements for p in plans]
         packed = max(p.packed_elements for p in plans)
-        starts = [sum(sizes[:i]) if self._is_prepacked else 0 for i in range(len(plans))]
-        shared = sum(sizes) if self._is_prepacked else max(sizes)
+        starts = [sum(sizes[:i]) if self._is_kept else 0 for i in range(len(plans))]
+        shared = sum(sizes) if self._is_kept else max(sizes)
         return [Memory(start, shared, packed) for start in starts], shared + device.threads * packed
 
     def error_of(self, problem: Convolution) -> float:
@@ -121,12 +115,12 @@ class WinogradAlgorithm(CpuAlgorithm[Convolution]):
 
         pairs = [phases(p, f"part{number}_") for number, p in enumerate(plans)]
         steps, kept = [phase for pair in pairs for phase in pair], None
-        if self._is_prepacked:
+        if self._is_kept:
             steps = [first for first, _ in pairs] + [second for _, second in pairs]
             kept = Kept(scratch * item, len(plans))
         return Launch(
             problem, "winograd", code_key(epilogue), generate, steps, pointers,
-            sum(cycles(p, self._is_prepacked) for p in plans), sum(tasks for _, (_, tasks) in pairs),
+            sum(cycles(p, self._is_kept) for p in plans), sum(tasks for _, (_, tasks) in pairs),
             (scratch + device.threads * max(p.thread_elements for p in plans)) * item, [scratch], kept,
             further_cycles=channels_last_group_cycles(problem, device),
             # the two classes, with and without prepacked weights, share the code of equal plans

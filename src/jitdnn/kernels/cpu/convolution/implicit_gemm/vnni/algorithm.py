@@ -12,7 +12,7 @@ import math
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Kept
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key, pointer_count
+from jitdnn.kernels.cpu.algorithm import FilterAlgorithm, Launch, code_key, pointer_count
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.cost import computed_in, make_vnni_plan, pack_cycles
@@ -61,17 +61,11 @@ def launch_of(
     )  # fmt: skip
 
 
-class Vnni(CpuAlgorithm[Convolution]):
+class Vnni(FilterAlgorithm[Convolution]):
     """Forward, of 8-bit integers; see the module's text."""
 
     name = "vnni"
     problem = Convolution
-
-    def __init__(self, is_kept: bool = False) -> None:
-        self._is_kept = is_kept
-
-    def with_kept_filter(self) -> Vnni:
-        return Vnni(is_kept=True)
 
     def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if not problem.is_integer:
