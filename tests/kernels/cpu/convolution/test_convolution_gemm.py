@@ -18,7 +18,7 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm.prefetch_plan import plan_pref
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, Taps
 from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.kernels.cpu.microkernel.packing import input_range
-from jitdnn.kernels.cpu.schedule.tap_clipping import inside_taps
+from jitdnn.kernels.cpu.schedule.tap_clipping import inside_taps, unclipped_fraction
 from jitdnn.problems import parse
 
 
@@ -186,6 +186,15 @@ def test_clipped_taps_read_only_padding(axis: Axis, side: int) -> None:
         for p in range(result, result + side):
             for i, q in enumerate(positions_read(axis, p)):
                 assert first <= i < last or not 0 <= q < axis.positions
+
+
+@settings(max_examples=300, deadline=None)
+@given(axes, st.integers(1, 9))
+def test_the_fraction_that_clipping_leaves_counts_the_taps_of_all_tiles(axis: Axis, side: int) -> None:
+    tiles = range(0, axis.results, side)
+    kept = [inside_taps(axis, first, side) for first in tiles]
+    left = sum(max(0, last - first) for first, last in kept)
+    assert unclipped_fraction(axis, side) * max(1, len(tiles) * axis.taps.count) == pytest.approx(left)
 
 
 @settings(max_examples=300, deadline=None)
