@@ -97,8 +97,9 @@ def main() -> int:
     unknown = [name for name in names if name not in OPERATIONS]
     if unknown:
         parser.error(f"no operation {', '.join(unknown)}: see the list")
-    if given.target != "cpu":
-        names = [name for name in names if OPERATIONS[name].gpu]
+    names = [name for name in names if OPERATIONS[name].runs_on(given.target)]
+    if not names:
+        parser.error(f"none of these runs on {given.target}")
     if given.problems is None and given.seconds is None:
         given.seconds = 180.0
     sys.stdout.write(f"seed {given.seed}, target {given.target}, {len(names)} operations\n")
