@@ -87,7 +87,7 @@ def any_plan(seed: int) -> Iterator[None]:
                 one.leaves_at_once,
             )  # fmt: skip
 
-        wanted_kind = one_of(sorted({kind(one) for one in found}), "kind")
+        wanted_kind = one_of(sorted({kind(one) for one in found}), "kind", products)
         # by the tile first: problems that are planned by the same number share its code
         of_kind = [one for one in found if kind(one) == wanted_kind]
         tile = one_of(sorted({one.tile for one in of_kind}, key=str), "tile")

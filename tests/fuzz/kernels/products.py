@@ -22,6 +22,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, 
 from jitdnn.kernels.cuda.table import ALGORITHMS
 from jitdnn.problems import Convolution, FusedConvolution
 
+_W = ("bwd_filter",)
+_WARPGROUP_OPERATIONS, _FILTER_OPERATIONS = 20_000_000, 40_000_000
 _MULTIPROCESSORS = (4, 132, 2, 16, 3, 1, 8)
 
 
@@ -76,6 +78,17 @@ class Kind:
     has_epilogue: bool = False
     is_exact: bool = True
 
+    @property
+    def wanted(self) -> Wish:
+        """The wish, larger of products by warpgroups, which are quick to emulate: small images have few stages."""
+        if not self.name.startswith("wgmma"):
+            return self.wish
+        is_filter = self.wish.directions == _W
+        extents = (7, 12, 17, 9, 33, 5, 20, 64, 3, 1) if is_filter else self.wish.extents
+        return replace(
+            self.wish, extents=extents, operations=_FILTER_OPERATIONS if is_filter else _WARPGROUP_OPERATIONS
+        )
+
 
 def _named(name: str, problem: Any = Convolution) -> Callable[[str], Any]:
     def make(direction: str) -> Algorithm | None:
@@ -89,7 +102,6 @@ def _of(**how: Any) -> Callable[[str], Any]:
     return lambda _: _As(**how)
 
 
-_W = ("bwd_filter",)
 _HALF = ("bf16", "f16")
 _WIDE = (64, 72, 40, 128, 96, 136, 8, 16, 24, 32, 256)
 _ALL = ("bf16", "f16", "f32", "i8", "f8e4m3")
@@ -247,9 +259,9 @@ def _small(wish: Wish) -> Convolution:
 
 def _family(draw: Draw, kinds: tuple[Kind, ...]) -> tuple[Kind, Wish, int]:
     kind = draw.weighted(*((one.weight, one) for one in kinds))
-    wish = kind.wish.narrowed(draw)
+    wish = kind.wanted.narrowed(draw)
     while kind.make(wish.directions[0]) is None:  # some have no filter gradients
-        wish = kind.wish.narrowed(draw)
+        wish = kind.wanted.narrowed(draw)
     return kind, wish, draw.below(1 << 20)
 
 
