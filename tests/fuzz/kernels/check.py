@@ -39,6 +39,7 @@ class KernelProblem:
     `is_exact`: products are summed as they are. `is_aligned`: operands begin at multiples of 16 bytes. `data`: the
     number that the operands are made by; `inputs`: of the problem and that number, where normal
     numbers make no sense. `sizes`: norms of the terms of each result, where these may cancel.
+    `l2_bytes`: of a cache that small tensors exceed, which some plans depend on; None for that of the device.
     """
 
     name: str
@@ -54,10 +55,12 @@ class KernelProblem:
     is_aligned: bool = True
     inputs: Callable[[Any, int], Sequence[Any]] | None = None
     sizes: Callable[[Case], Sequence[float]] | None = None
+    l2_bytes: int | None = None
 
     def __str__(self) -> str:
         fused = f" epilogue {self.epilogue}" if self.epilogue else ""
         where = f"{self.multiprocessors} multiprocessors, plan {self.plan}"
+        where += f", {self.l2_bytes} bytes of L2" if self.l2_bytes else ""
         scales = f"alpha {self.alpha}, beta {self.beta}{'' if self.is_aligned else ', any address'}"
         tensors = ", ".join(
             f"{o.name} {'x'.join(map(str, o.descriptor.shape))} strides {o.descriptor.strides}"
@@ -70,6 +73,7 @@ class KernelProblem:
         # a device of which nobody has made plans
         number = next(_DEVICES)
         facts = replace(target.gpu.facts, model=f"emulated {number}", multiprocessors=self.multiprocessors)
+        facts = replace(facts, l2_bytes=self.l2_bytes or facts.l2_bytes)
         device = replace(target.gpu, name=f"emulated {number}", facts=facts)
         with any_plan(self.plan), _guards(_ALIGNED if self.is_aligned else _ODD):
             begin = time.process_time()
@@ -151,6 +155,8 @@ def _met(name: str, algorithm: Any, problem: Any, device: Any, epilogue: Epilogu
         "pairs of phases": plan.is_paired, "taps share rows": blocking.lines.taps > 1, "ring": plan.takes_ring,
         "A lies across": plan.is_a_mn_major, "B lies across": plan.is_b_mn_major, "a segment": plan.segment > 0,
         f"{plan.dtypes[0]} to {plan.result}": True,
+        "phases with a small L2": plan.phases > 1 and device.facts.l2_bytes < 1 << 20,
+        "split with a small L2": blocking.is_split and device.facts.l2_bytes < 1 << 20,
         "asks for the next stages": plan.takes_ring and plan.tables.numbers[-1] > 0 and not plan.is_paired,
     }  # fmt: skip
     yield from (f"{what}: {flag}" for flag, is_met in flags.items() if is_met)

@@ -246,7 +246,7 @@ class Family:
         return KernelProblem(
             self.kind.name, algorithm, problem, epilogue, draw.pick(_MULTIPROCESSORS), self.plan,
             draw.pick((1.0, 0.5, -0.7, 1.7)), draw.pick((0.0, 1.0, 0.3, -2.0)), draw.below(1 << 20), is_exact,
-            not draw.chance(0.03),
+            not draw.chance(0.03), l2_bytes=4096 if draw.chance(0.5) else None,
         )  # fmt: skip
 
     def __str__(self) -> str:
