@@ -121,7 +121,8 @@ class Problem:
         return list(found.values())
 
     def __str__(self) -> str:
-        kwargs = [f"{name}={shown(value)}" for name, value in self.kwargs.items()]
+        named = self.kwargs | ({"settings": self.settings} if self.settings else {})
+        kwargs = [f"{name}={shown(value)}" for name, value in named.items()]
         results = ", ".join(f"{r.name} {r.dtype} {'x'.join(map(str, r.shape))}" for r in self.results)
         return f"{self.function}({', '.join([*map(shown, self.args), *kwargs])}) -> {results or 'anything'}"
 
