@@ -262,6 +262,8 @@ def _family(draw: Draw, kinds: tuple[Kind, ...]) -> tuple[Kind, Wish, int]:
     wish = kind.wanted.narrowed(draw)
     while kind.make(wish.directions[0]) is None:  # some have no filter gradients
         wish = kind.wanted.narrowed(draw)
+    if wish.dtypes == ("f32",) and kind.name.startswith("wgmma"):  # three or six products for one, mostly
+        wish = replace(wish, operations=wish.operations // 4)
     return kind, wish, draw.below(1 << 20)
 
 
