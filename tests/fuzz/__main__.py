@@ -22,7 +22,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="random problems until there were enough")
     running.add_argument("--seed", type=int, default=int(datetime.date.today().strftime("%Y%m%d")))
-    running.add_argument("--operations", help="names, separated by commas; all by default")
+    running.add_argument("--operations", help="names, separated by commas, or kernels; all by default")
     running.add_argument("--target", default="cpu", help="cpu, opencl, cuda or emulated")
     running.add_argument("--problems", type=int, help="stop after so many")
     running.add_argument("--seconds", type=float, help="stop after so many")
@@ -94,11 +94,14 @@ def main() -> int:
         sys.stdout.write(shrink.describe(outcome) + "\n")
         return 1 if outcome.fault is not None else 0
     names = given.operations.split(",") if given.operations else sorted(OPERATIONS)
+    if names == ["kernels"]:  # those beneath the public functions
+        names = sorted(name for name, one in OPERATIONS.items() if one.targets)
     unknown = [name for name in names if name not in OPERATIONS]
     if unknown:
         parser.error(f"no operation {', '.join(unknown)}: see the list")
-    if given.target != "cpu":
-        names = [name for name in names if OPERATIONS[name].gpu]
+    names = [name for name in names if OPERATIONS[name].runs_on(given.target)]
+    if not names:
+        parser.error(f"none of these runs on {given.target}")
     if given.problems is None and given.seconds is None:
         given.seconds = 180.0
     sys.stdout.write(f"seed {given.seed}, target {given.target}, {len(names)} operations\n")

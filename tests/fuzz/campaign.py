@@ -36,6 +36,7 @@ class Tally:
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     faults: list[dict[str, Any]] = field(default_factory=list)
+    met: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     most_memory: int = 0
 
@@ -44,6 +45,7 @@ class Tally:
         counts = self.counts.setdefault(row["operation"], Counter())
         counts.update(row["counts"])
         self.faults += row["faults"]
+        self.met.update(row.get("met", {}))
         self.most_memory = max(self.most_memory, row.get("memory", 0))
 
     def total(self, what: str) -> int:
@@ -62,8 +64,11 @@ class Tally:
             f"{self.total('problems')} problems of {self.total('structures')} structures "
             f"and {len(self.counts)} operations "
             f"in {self.seconds:.0f} s: "
-            + ", ".join(f"{kinds[k]} {k}" for k in ("wrong", "outside", "raw", "crash", "hang", "oracle"))
+            + ", ".join(
+                f"{kinds[k]} {k}" for k in ("wrong", "outside", "raw", "slow", "crash", "hang", "oracle")
+            )
         )
+        lines += [f"{count:8} {what}" for what, count in sorted(self.met.items())]
         lines.append(f"largest worker {self.most_memory / 2**20:.0f} MiB")
         return "\n".join(lines)
 
@@ -240,11 +245,13 @@ def work(seed: int, where: str, group: int, current: str) -> None:
         operation, index = line.split()
         counts: Counter[str] = Counter(structures=1)
         faults = []
+        met: Counter[str] = Counter()
         begin = time.monotonic()
         for number in range(int(index) * group, (int(index) + 1) * group):
             _CURRENT.pack_into(place, 0, number, time.monotonic())
             outcome = attempt(seed, operation, number, chosen, group=group)
             counts["problems"] += 1
+            met.update(outcome.met)
             counts["nonsense"] += outcome.nonsense
             if outcome.refused:
                 is_missing = outcome.refused.startswith("NotSupported")
@@ -258,5 +265,5 @@ def work(seed: int, where: str, group: int, current: str) -> None:
         _CURRENT.pack_into(place, 0, 0, 0.0)
         counts["microseconds"] = int((time.monotonic() - begin) * 1e6)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        row = {"operation": operation, "counts": counts, "faults": faults, "memory": memory}
+        row = {"operation": operation, "counts": counts, "faults": faults, "met": met, "memory": memory}
         os.write(output, json.dumps(row).encode() + b"\n")

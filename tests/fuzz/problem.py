@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -121,9 +121,19 @@ class Problem:
         return list(found.values())
 
     def __str__(self) -> str:
-        kwargs = [f"{name}={shown(value)}" for name, value in self.kwargs.items()]
+        named = self.kwargs | ({"settings": self.settings} if self.settings else {})
+        kwargs = [f"{name}={shown(value)}" for name, value in named.items()]
         results = ", ".join(f"{r.name} {r.dtype} {'x'.join(map(str, r.shape))}" for r in self.results)
         return f"{self.function}({', '.join([*map(shown, self.args), *kwargs])}) -> {results or 'anything'}"
+
+
+class Fault(Exception):
+    """A problem whose outcome is wrong. `kind`: "wrong", "outside", "raw" (an exception that is not the library's),
+    "slow" (planning a small problem), "oracle" (a mistake in the fuzzer)."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 def shown(value: Any) -> str:
@@ -134,32 +144,58 @@ def shown(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-Make = Callable[[Draw], Problem]
+class Unit(Protocol):
+    """A problem that checks itself, beneath the public functions."""
+
+    def check(self, target: Any) -> tuple[Sequence[str], str | None]:
+        """What kinds of code it met, in words, and the library's refusal if there was one. Raises Fault."""
+
+
+class Family(Protocol):
+    """Such problems, which share code."""
+
+    def one(self, draw: Draw) -> Unit:
+        """A problem of it."""
+
+
+Make = Callable[[Draw], Problem | Family]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A family of problems under one name. `targets`: where it can run; `weight`: its share of a campaign."""
+    """A family of problems under one name. `weight`: its share of a campaign; `gpu`: whether it runs on GPUs;
+    `targets`: the only ones where it runs, if there are such."""
 
     name: str
     make: Make
     weight: int = 4
     gpu: bool = True
     functions: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+
+    def runs_on(self, target: str) -> bool:
+        """Whether there are problems for a target."""
+        return target in self.targets if self.targets else self.gpu or target == "cpu"
 
 
 OPERATIONS: dict[str, Operation] = {}
 
 
 def operation(
-    name: str, weight: int = 4, gpu: bool = True, functions: Sequence[str] = ()
+    name: str,
+    weight: int = 4,
+    gpu: bool = True,
+    functions: Sequence[str] | None = None,
+    targets: Sequence[str] = (),
 ) -> Callable[[Make], Make]:
     """Registers what makes problems of an operation. `functions`: the public functions that it calls, by default
-    the one of its name."""
+    the one of its name. `targets`: the only ones where it runs."""
 
     def register(make: Make) -> Make:
         assert name not in OPERATIONS, name
-        OPERATIONS[name] = Operation(name, make, weight, gpu, tuple(functions) or (name,))
+        OPERATIONS[name] = Operation(
+            name, make, weight, gpu, (name,) if functions is None else tuple(functions), tuple(targets)
+        )
         return make
 
     return register

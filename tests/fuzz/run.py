@@ -12,7 +12,7 @@ import numpy as np
 import jitdnn as jd
 from fuzz.draw import BYTES, Draw, packed
 from fuzz.nonsense import spoil
-from fuzz.problem import OPERATIONS, Array, Expected, Named, Operand, Problem, Result
+from fuzz.problem import OPERATIONS, Array, Expected, Family, Fault, Named, Operand, Problem, Result
 from fuzz.targets import Target
 from fuzz.values import numbers, numpy_dtype, stored, wrong
 
@@ -21,23 +21,16 @@ _ALPHAS = (1.0, 1.0, 1.0, 1.0, 2.0, 0.5, -1.0, -0.5, 1.7, 0.0)
 _BETAS = (0.0, 0.0, 0.0, 1.0, -0.5, 0.3, 2.0)
 
 
-class Fault(Exception):
-    """A problem whose outcome is wrong. `kind`: "wrong", "outside", "raw" (an exception that is not the library's),
-    "oracle" (a mistake in the fuzzer)."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
 @dataclass
 class Outcome:
-    """`fault`: None if all is as it must be. `refused`: the library's exception for a problem that it did not take."""
+    """`fault`: None if all is as it must be. `refused`: the library's exception for a problem that it did not take.
+    `met`: kinds of code, in words, that ran."""
 
     problem: str
     fault: Fault | None = None
     refused: str | None = None
     nonsense: bool = False
+    met: Sequence[str] = ()
     tapes: tuple[list[int], list[int]] = ((), ())  # type: ignore[assignment]
 
 
@@ -53,12 +46,28 @@ def attempt(
     structure = Draw(f"{seed}/{operation}/{number // group}", tapes and tapes[0])
     draw = Draw(f"{seed}/{operation}/{number}/one", tapes and tapes[1])
     problem = OPERATIONS[operation].make(structure)
+    if not isinstance(problem, Problem):
+        return _of_family(problem, structure, draw, target)
     rng = np.random.default_rng(zlib.crc32(f"{seed}/{operation}/{number}".encode()))
     outcome = Outcome(str(problem))
     try:
         _run(problem, structure, draw, rng, target, outcome)
     except Fault as fault:
         outcome.fault = fault
+    outcome.tapes = structure.tape, draw.tape
+    return outcome
+
+
+def _of_family(family: Family, structure: Draw, draw: Draw, target: Target) -> Outcome:
+    """A problem that checks itself."""
+    unit = family.one(draw)
+    outcome = Outcome(str(unit))
+    try:
+        outcome.met, outcome.refused = unit.check(target)
+    except Fault as fault:
+        outcome.fault = fault
+    except Exception as error:
+        outcome.fault = Fault("raw", f"{type(error).__name__}: {error}")
     outcome.tapes = structure.tape, draw.tape
     return outcome
 

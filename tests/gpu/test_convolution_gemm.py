@@ -76,6 +76,9 @@ PRODUCTS: dict[str, Callable[[Plan], bool]] = {
     "conv_bwd_data n2 c5 h9 w9 k9 r2 s4 pad1 stride3x2 dil2x3 f16": lambda p: len(p.geometry.phases) == 6,
     "conv_bwd_data n1 c8 h9 w9 k8 r1 s1 stride2 bf16 nhwc flip": lambda p: p.geometry.phases[-1][1].taps == 0,
     "conv_bwd_data n1 c12 h6 w5 k8 r3 s3 pad1 f32 nhwc": lambda p: p.is_mn_major,
+    "conv_bwd_data n3 c32 h1 w3 k24 r3 s1 pad1x0 stride2x1 bf16 nhwc": lambda p: (
+        p.geometry.axes[1].phases[0].first_tap == 1
+    ),
     "conv_bwd_data n1 c8 h7 w45 k8 r2 s3 stride3x20 bf16 nhwc": lambda p: (
         axis_phases(p.geometry, False)[1] == 32
     ),

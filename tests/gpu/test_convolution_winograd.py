@@ -221,6 +221,10 @@ def test_refusals(device: Any) -> None:
     assert "i8" in reason("conv_fwd n1 c8 h5 w5 k8 r3 s3 i8")
     assert "nothing" in reason("conv_fwd n0 c8 h5 w5 k8 r3 s3")
     assert "kernel's indices" in reason("conv_fwd n1 c8 h1 w300000000 k8 r1 s3")
+    # as many tiles along each axis as the dilation
+    assert "numbers: a tensor has at most" in reason(
+        "conv_bwd_data n2 c3 h1 w69994 k1024 r3 s3 pad140000x70000:7 dil70000 f32"
+    )
 
 
 def test_refusals_of_halves(architecture: Any) -> None:

@@ -4,6 +4,7 @@ from jitdnn.tensor.array import allocator, borrow, empty, maker_of, require_writ
 from jitdnn.tensor.borrowed import Array, DeviceId, strided_view, view
 from jitdnn.tensor.descriptor import (
     MAX_DIMENSIONS,
+    MOST_ELEMENTS,
     TensorDescriptor,
     canonical_layout,
     layout_order,
@@ -28,6 +29,7 @@ __all__ = [
     "FLOAT8_DTYPES",
     "FLOAT8_LARGEST",
     "MAX_DIMENSIONS",
+    "MOST_ELEMENTS",
     "REAL_DTYPES",
     "Array",
     "DeviceArray",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fuzz.kernels import products
+from fuzz.kernels import rows as kernels_over_rows
 from fuzz.operations import (
     calls,
     convolution,
@@ -21,9 +23,11 @@ __all__ = [
     "calls",
     "convolution",
     "copies",
+    "kernels_over_rows",
     "losses",
     "norms",
     "pointwise",
+    "products",
     "rows",
     "sequences",
     "spatial",

@@ -125,6 +125,17 @@ class _Convolution:
         return made
 
 
+def _limits(draw: Draw) -> dict[str, Any]:
+    """Settings: little workspace now and then, so that some problems run in parts."""
+    if not draw.chance(0.35):
+        return {}
+    return {
+        "workspace_limit": draw.pick((0, 4096, 256, 65536)),
+        "division": draw.pick(("power_of_two", "all", "undivided")),
+        "division_axes": draw.pick(("any", "batch")),
+    }
+
+
 # torch's own convolution is finite where zeros of the padding meet infinities; strict accuracy spreads nothing
 _FLAVOURS = ("normal", "whole")
 
@@ -155,8 +166,9 @@ def _conv(draw: Draw) -> Problem:
         return [Expected(y, _error(dtype, sizes))]
 
     return Problem(
-        "conv", args, c.kwargs, [Result("y", c.seen(c.y_shape), dtype)], oracle, flavours=_FLAVOURS
-    )
+        "conv", args, c.kwargs, [Result("y", c.seen(c.y_shape), dtype)], oracle, flavours=_FLAVOURS,
+        settings=_limits(draw),
+    )  # fmt: skip
 
 
 def _wide(dtype: str) -> str:
@@ -215,7 +227,10 @@ def _conv_epilogue(draw: Draw) -> Problem:
         ]
 
     kwargs = c.kwargs | {"epilogue": function}
-    return Problem("conv", args, kwargs, [Result("y", c.seen(c.y_shape), dtype)], oracle, flavours=_FLAVOURS)
+    return Problem(
+        "conv", args, kwargs, [Result("y", c.seen(c.y_shape), dtype)], oracle, flavours=_FLAVOURS,
+        settings=_limits(draw),
+    )  # fmt: skip
 
 
 @operation("conv_infinite", 3, functions=("conv",))
@@ -302,7 +317,7 @@ def _backward_data(draw: Draw) -> Problem:
     dy, w = operand(draw, "dy", c.seen(c.y_shape), dtype), operand(draw, "w", c.seen(c.w_shape), dtype)
     return Problem(
         "conv_backward_data", [dy, w, c.seen(c.x_shape)], c.kwargs, [Result("dx", c.seen(c.x_shape), dtype)],
-        _gradient(c, "x", "w", "dy", dtype), flavours=_FLAVOURS,
+        _gradient(c, "x", "w", "dy", dtype), flavours=_FLAVOURS, settings=_limits(draw),
     )  # fmt: skip
 
 
@@ -313,7 +328,7 @@ def _backward_filter(draw: Draw) -> Problem:
     x, dy = operand(draw, "x", c.seen(c.x_shape), dtype), operand(draw, "dy", c.seen(c.y_shape), dtype)
     return Problem(
         "conv_backward_filter", [x, dy, c.seen(c.w_shape)], c.kwargs, [Result("dw", c.seen(c.w_shape), dtype)],
-        _gradient(c, "w", "x", "dy", dtype), flavours=_FLAVOURS,
+        _gradient(c, "w", "x", "dy", dtype), flavours=_FLAVOURS, settings=_limits(draw),
     )  # fmt: skip
 
 
@@ -358,7 +373,7 @@ def _transpose(draw: Draw) -> Problem:
     x, w = operand(draw, "x", c.seen(c.y_shape), dtype), operand(draw, "w", c.seen(c.w_shape), dtype)
     return Problem(
         "conv_transpose", [x, w], c.kwargs | {"output_padding": extra}, [Result("y", c.seen(c.x_shape), dtype)],
-        _gradient(c, "x", "w", "x", dtype), flavours=_FLAVOURS,
+        _gradient(c, "x", "w", "x", dtype), flavours=_FLAVOURS, settings=_limits(draw),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm.prefetch_plan import plan_pref
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, Taps
 from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.kernels.cpu.microkernel.packing import input_range
-from jitdnn.kernels.cpu.schedule.tap_clipping import inside_taps
+from jitdnn.kernels.cpu.schedule.tap_clipping import inside_taps, unclipped_fraction
 from jitdnn.problems import parse
 
 
@@ -71,6 +71,10 @@ SHAPES: dict[str, Callable[[ImplicitGemmPlan], bool]] = {
     ),
     "conv_bwd_data n2 c3 d5 h6 w35 k20 t5 r3 s7 stride5x3x7": lambda p: p.c.width == 7,
     "conv_bwd_data n2 c2 h18 w18 k20 r3 s3 stride9 dil3 nhwc": lambda p: p.c.width in (2, 3),
+    # an empty batch, of so many channels that they do not fit one block's input tile
+    "conv_fwd n0 c512 d2 h7 w16 k1024 t5 r3 s2 stride3x12x2 pad3:0x2:3x0:3 dil1x1x2 bf16": lambda p: (
+        p.block[0] == 1
+    ),
     # taps that read only padding
     "conv_fwd n1 c18 h6 w33 k40 r3 s3 pad18 dil18": lambda p: 2 in clipped(p),
     "conv_fwd n1 c35 h15 w14 k20 r3 s3 pad6 dil6 nhwc": lambda p: 1 in clipped(p) and has_whole_axis(p, 1),
@@ -186,6 +190,15 @@ def test_clipped_taps_read_only_padding(axis: Axis, side: int) -> None:
         for p in range(result, result + side):
             for i, q in enumerate(positions_read(axis, p)):
                 assert first <= i < last or not 0 <= q < axis.positions
+
+
+@settings(max_examples=300, deadline=None)
+@given(axes, st.integers(1, 9))
+def test_the_fraction_that_clipping_leaves_counts_the_taps_of_all_tiles(axis: Axis, side: int) -> None:
+    tiles = range(0, axis.results, side)
+    kept = [inside_taps(axis, first, side) for first in tiles]
+    left = sum(max(0, last - first) for first, last in kept)
+    assert unclipped_fraction(axis, side) * max(1, len(tiles) * axis.taps.count) == pytest.approx(left)
 
 
 @settings(max_examples=300, deadline=None)

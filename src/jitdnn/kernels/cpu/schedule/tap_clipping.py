@@ -28,13 +28,17 @@ def clipped_axes(c: Correlation, sides: Sequence[int]) -> list[int]:
 
 @functools.lru_cache(4096)
 def unclipped_fraction(axis: Axis, side: int) -> float:
-    """The part of all (tile, tap) pairs on an axis that is left after clipping."""
-    tiles = range(0, axis.results, side)
+    """The part of all (tile, tap) pairs on an axis that is left after clipping: those of `inside_taps`.
+
+    Tap by tap, since an axis may have millions of tiles.
+    """
+    tiles, reach, from_tile_to_tile = -(-axis.results // side), (side - 1) * axis.step, side * axis.step
     left = 0
-    for p in tiles:
-        first, last = inside_taps(axis, p, side)
-        left += max(0, last - first)
-    return left / max(1, len(tiles) * axis.taps.count)
+    for tap in range(axis.taps.count):
+        at = axis.taps.offset + tap * axis.taps.shift  # where it reads for the first result of the first tile
+        first, end = -((at + reach) // from_tile_to_tile), -((at - axis.positions) // from_tile_to_tile)
+        left += max(0, min(end, tiles) - max(first, 0))
+    return left / max(1, tiles * axis.taps.count)
 
 
 def inside_taps(axis: Axis, result: _Index, side: int) -> tuple[_Index, _Index]:

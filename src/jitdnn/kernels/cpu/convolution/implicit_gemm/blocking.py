@@ -200,7 +200,8 @@ def _most_results(geometry: Geometry, box: Block) -> float:
 
 def single_block(geometry: Geometry, box: Block) -> Blocking:
     """All results of a group in one block, with all channels in its input tile, whatever it takes."""
-    c, block = geometry.c, geometry.results
+    n, d, h, w = geometry.results
+    c, block = geometry.c, (max(1, n), d, h, w)  # blocks have an image, also where the batch has none
     copies = _copy_cycles(geometry, box, block, c.depth)
     extents = geometry.input_ranges(box, block)
     size = block[0] * math.prod(axis.extent for axis in extents) * c.depth * ITEM_BYTES[c.dtype]

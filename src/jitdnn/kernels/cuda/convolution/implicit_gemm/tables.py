@@ -60,10 +60,14 @@ def result_form(geometry: Geometry) -> tuple[int, int]:
 
 
 def fprop_data_step(geometry: Geometry) -> int | None:
-    """Elements from pixel to pixel of the data, if a single tap meets all of them and they lie evenly; else None."""
+    """Elements from pixel to pixel of the data, if a single tap meets all of them and they lie evenly; else None.
+
+    It is the filter's first one: of a stride beyond the only result the tap that reads no padding may be another.
+    """
     for axis in geometry.axes:
         one = axis.phases[0]
-        if len(axis.phases) > 1 or (one.taps, one.data_offset, one.results) != (1, 0, axis.extent):
+        is_plain = (one.taps, one.first_tap, one.data_offset, one.results) == (1, 0, 0, axis.extent)
+        if len(axis.phases) > 1 or not is_plain:
             return None
     extents = [axis.extent for axis in geometry.axes]
     return linear_step((geometry.images, *extents), (geometry.data.image, *geometry.data.space))

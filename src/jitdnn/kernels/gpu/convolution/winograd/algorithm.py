@@ -26,7 +26,7 @@ from jitdnn.kernels.algorithm import (
 from jitdnn.kernels.formulas.minimal_filtering import minimal_filtering, reaches_beyond
 from jitdnn.kernels.gpu.convolution.winograd.code import Composite, Places, kernels, launches_of
 from jitdnn.kernels.gpu.convolution.winograd.error import roundings
-from jitdnn.kernels.gpu.convolution.winograd.plan import Place, Plan, plan_of, refuse_shape
+from jitdnn.kernels.gpu.convolution.winograd.plan import Place, Plan, plan_of, refuse_shape, refuse_size
 from jitdnn.kernels.gpu.gemm.code import build
 from jitdnn.kernels.gpu.gemm.cost import choose
 from jitdnn.kernels.gpu.gemm.lowering import lower_matmul
@@ -73,7 +73,8 @@ class WinogradAlgorithm(KernelAlgorithm[Convolution, GpuDevice]):
         reason = refuse_shape(problem) or refuse_doubles([problem.dtype], device)
         if reason:
             return reason
-        return self.refuse_product(plan_of(problem, self.max_m), device)
+        plan = plan_of(problem, self.max_m)
+        return refuse_size(plan) or self.refuse_product(plan, device)
 
     def refuse_product(self, plan: Plan, device: GpuDevice) -> str | None:
         """Why the products cannot be computed; None if they can."""

@@ -16,7 +16,7 @@ from functools import cache
 
 from jitdnn.kernels.formulas.minimal_filtering import Matrix, minimal_filtering
 from jitdnn.problems.convolution import Convolution
-from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
+from jitdnn.tensor import DTYPES, MOST_ELEMENTS, TensorDescriptor, compute_dtype
 
 MAX_ALPHA = 6
 """Points of an axis: a thread has the numbers of a tile in registers."""
@@ -257,6 +257,16 @@ def refuse_shape(problem: Convolution) -> str | None:
             f"extents {extents} with {channels} channels, dilation {problem.dilation} and padding {problem.padding} do "
             "not fit the kernel's indices"
         )
+    return None
+
+
+def refuse_size(plan: Plan) -> str | None:
+    """Why no memory holds the numbers at all points; None if it may."""
+    rows, columns, terms = plan.product
+    largest = max(rows * columns, rows * terms, columns * terms)
+    numbers = plan.points * plan.groups * largest
+    if numbers > MOST_ELEMENTS:
+        return f"{plan.points} points of {plan.tiles} tiles are {numbers} numbers: a tensor has at most {MOST_ELEMENTS}"
     return None
 
 
