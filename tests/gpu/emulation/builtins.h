@@ -22,6 +22,8 @@ using emulation::threadIdx;
 #define __grid_constant__
 #define __host__
 #define __noinline__ __attribute__((noinline))
+// Of functions that say themselves what they read and write.
+#define EMULATION_NOTED __attribute__((no_sanitize("thread")))
 // __global__, __launch_bounds__ and __shared__ stay as they are: build.py replaces them in the preprocessed text.
 
 // ---- Vector types ------------------------------------------------------------------------------------------------
@@ -278,7 +280,8 @@ static inline void __threadfence_block() {}
 
 // Atomics of integers alone: sums of reals would depend on the order.
 #define EMULATION_ATOMIC(name, type, result)                       \
-    static inline type name(type *p, type value) {                 \
+    EMULATION_NOTED static inline type name(type *p, type value, int line = __builtin_LINE()) {      \
+        emulation::emulation_atomic(p, sizeof *p, line);           \
         const type before = *p;                                    \
         *p = result;                                               \
         return before;                                             \
@@ -291,7 +294,8 @@ static inline void __threadfence_block() {}
     EMULATION_ATOMIC(atomicAnd, type, before & value)                                \
     EMULATION_ATOMIC(atomicXor, type, before ^ value)                                \
     EMULATION_ATOMIC(atomicExch, type, value)                                        \
-    static inline type atomicCAS(type *p, type expected, type value) {               \
+    EMULATION_NOTED static inline type atomicCAS(type *p, type expected, type value, int line = __builtin_LINE()) { \
+        emulation::emulation_atomic(p, sizeof *p, line);                             \
         const type before = *p;                                                      \
         if (before == expected) *p = value;                                          \
         return before;                                                               \

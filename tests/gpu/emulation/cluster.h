@@ -21,6 +21,8 @@ struct Member {
 };
 
 Member members[MOST_CLUSTER];
+Released cluster_arrivals;  // of this block's threads, at the next barrier
+VectorClock cluster_over;         // what is known behind the last one
 int rank;             // of the block
 bool is_interrupted;  // it waits for other blocks
 int cluster_arrived, cluster_phase;
@@ -34,6 +36,8 @@ void begin_in_cluster() {
     is_phase_relaxed = true;
     memset(cluster_waits, 0, sizeof cluster_waits);
     memset(cluster_waited, 0, sizeof cluster_waited);
+    cluster_arrivals = {};
+    cluster_over.forget();
 }
 
 // Goes back to where the block was begun; nothing of it goes on.
@@ -87,7 +91,10 @@ const void *emulation_cluster_access(Word there, int bytes, const char *what, in
     const int block = int(there >> RANK_AT);
     const Word address = there & OFFSETS;
     void *own = emulation_shared_access(address, bytes, what, line);
-    if (block == rank) return own;
+    if (block == rank) {
+        note_thread(current, own, bytes, READS, line);
+        return own;
+    }
     const int phase = cluster_waited[current];
     if (!phase) emulation_fail(line, "%s: no cluster_wait before: block %d may not have begun", what, block);
     if (cluster_waits[current])
@@ -106,6 +113,7 @@ void emulation_cluster_arrive(bool is_relaxed, int line) {
     if (cluster_waits[current]) emulation_fail(line, "cluster_arrive: twice, without cluster_wait");
     cluster_waits[current] = cluster_phase + 1;
     is_phase_relaxed = is_phase_relaxed && is_relaxed;
+    if (finds_races && !is_relaxed) release(current, cluster_arrivals);
     if (++cluster_arrived < live_threads) return;
     if (cluster_phase == MOST_PHASES && cluster > 1)
         emulation_fail(line, "cluster_arrive: more than %d barriers of a cluster are not emulated", MOST_PHASES);
@@ -123,8 +131,9 @@ void emulation_cluster_arrive(bool is_relaxed, int line) {
     cluster_arrived = 0;
     is_phase_relaxed = true;
     ++cluster_phase;
+    cluster_over = cluster_arrivals.all;
     for (int thread = 0; thread < threads; ++thread)
-        if (fibers[thread].state == AT_CLUSTER_BARRIER) wake(thread);
+        if (fibers[thread].state == AT_CLUSTER_BARRIER) knowledge[thread].join(cluster_over), wake(thread);
 }
 
 void emulation_cluster_wait(int line) {
@@ -132,7 +141,7 @@ void emulation_cluster_wait(int line) {
     if (!phase) emulation_fail(line, "cluster_wait: no cluster_arrive before");
     cluster_waits[current] = 0;
     cluster_waited[current] = phase;
-    if (cluster_phase >= phase) return;
+    if (cluster_phase >= phase) return knowledge[current].join(cluster_over);
     Fiber &own = fibers[current];
     own.state = AT_CLUSTER_BARRIER;
     own.line = line;

@@ -70,12 +70,21 @@ void set_current(int thread) {
     threadIdx = {static_cast<Word>(thread), 0, 0};
 }
 
+}  // namespace
+}  // namespace emulation
+
+#include "instrumented.h"
+
+namespace emulation {
+namespace {
+
 // Of mbarrier.h, stores.h, cluster.h and wgmma.h, which come further down.
 int describe_wait(const Fiber &fiber, char *text, int room);
 bool deliver_copies();
 bool multiply();
 void show_to_block();
 void check_stmatrix(const Warp &warp, int index);
+void note_ldmatrix(const Warp &warp, int index);
 void end_of_thread();
 void begin_block();
 void end_block();
@@ -153,6 +162,7 @@ void release_barrier() {
                        threads - live_threads);
     arrived_threads = 0;
     show_to_block();
+    order_threads(0, threads, [](int thread) { return fibers[thread].state == AT_BARRIER; });
     for (int warp = 0; warp < warp_count; ++warp) warps[warp].ready = warps[warp].live;
     for (int thread = 0; thread < threads; ++thread)
         if (fibers[thread].state == AT_BARRIER) fibers[thread].state = RUNNING;
@@ -187,7 +197,11 @@ void complete(int index) {
         emulation_fail(warp.line, "%s needs all 32 lanes of a warp: %d of warp %d are there", name_of(warp.kind),
                        __builtin_popcount(warp.arrived), index);
     switch (warp.kind) {
-        case SYNC: break;
+        case SYNC:
+            order_threads(index * WARP, threads, [&](int thread) {
+                return thread / WARP == index && warp.arrived >> thread % WARP & 1;
+            });
+            break;
         case SHUFFLE: shuffle(warp); break;
         case BALLOT: ballot(warp); break;
         case LDMATRIX:
@@ -195,6 +209,7 @@ void complete(int index) {
                 const void *row = static_cast<Ldmatrix *>(warp.operands[lane])->row;
                 check_shared(row, 16, index * WARP + lane, warp.line, "ldmatrix");
             }
+            note_ldmatrix(warp, index);
             ldmatrix(warp);
             break;
         case STMATRIX:
@@ -264,6 +279,7 @@ void run_block() {
     memset(has_waited, 0, sizeof has_waited);
     arrived_threads = 0;
     live_threads = threads;
+    begin_races();
     begin_block();
     begin_in_cluster();
     for (int thread = 0; thread < threads; ++thread) {
@@ -379,6 +395,7 @@ void emulation_copy(void *shared, const void *global, int bytes, bool is_valid, 
         own.copies = static_cast<Copy *>(realloc(own.copies, own.room * sizeof *own.copies));
     }
     own.copies[own.count++] = {static_cast<unsigned char *>(shared), global, bytes, line, is_valid};
+    note_thread(current, shared, bytes, WRITES | PENDING, line);
     memset(shared, POISON, bytes);
 }
 
@@ -402,6 +419,7 @@ void emulation_wait(int pending) {
             memcpy(copy.shared, copy.global, copy.bytes);
         else
             memset(copy.shared, 0, copy.bytes);
+        settle_copy(current, copy.shared, copy.bytes);
     }
     own.count -= copied;
     memmove(own.copies, own.copies + copied, own.count * sizeof *own.copies);
@@ -438,7 +456,7 @@ void emulation_wait_for_launch_before() { has_waited[current] = true; }
 // Runs a launch. Returns 0, or 1 with what went wrong in `text` and, if an instruction failed, where it is in `fault`.
 int emulation_launch(void (*entry)(const void *), const void *slots, const unsigned *grid, int group, int blocks, size_t shared,
                      size_t alignment, void *shared_begin, void *shared_end, double seconds, int strict, int early,
-                     char *text, int room, uintptr_t *fault) {
+                     int races, char *text, int room, uintptr_t *fault) {
     kernel = entry;
     arguments = slots;
     threads = group;
@@ -447,6 +465,7 @@ int emulation_launch(void (*entry)(const void *), const void *slots, const unsig
     warp_count = (group + WARP - 1) / WARP;
     is_strict = strict;
     is_early = early;
+    finds_races = races;
     static_begin = static_cast<unsigned char *>(shared_begin);
     static_end = static_cast<unsigned char *>(shared_end);
     dynamic_bytes = shared;
