@@ -1,4 +1,4 @@
-"""What the emulated CUDA device says of accesses to shared memory that nothing orders, and of those that are ordered.
+"""What the emulated CUDA device says of accesses to memory that nothing orders, and of those that are ordered.
 
 Each kernel is right with what stands in [[ ]], and wrong without it (or with what stands behind || in its place).
 """
@@ -30,7 +30,10 @@ def wrong(text: str) -> str:
 
 # ---- Kernels in CUDA C++ of any GPU, of 64 threads ----------------------------------------------------------------
 
-WORDS = "__shared__ struct __align__(16) { u32 words[256]; } of; u32 *words = of.words; const u32 t = threadIdx.x; u32 *out = (u32 *)y;\n"
+WORDS = (
+    "__shared__ struct __align__(16) { u32 words[256]; } of; u32 *words = of.words; "
+    "const u32 t = threadIdx.x; u32 *out = (u32 *)y;\n"
+)
 ROWS = "for (int n = 0; n < 4; ++n) words[4 * t + n] = t;\n"
 RACE = "race at byte"
 # the kernel, and what is said of the wrong one
@@ -100,21 +103,52 @@ KERNELS = {
         "out[t] = words[0];",
         (RACE, "updates (line 3)", "reads (body:5)"),
     ),
+    "global memory": (
+        f"{WORDS}out[t] = t;\n[[__syncthreads();]]\nwords[t] = out[63 - t];",
+        ("of the 1024 at", "in global memory", "writes (body:2)", "reads (body:4)"),
+    ),
+    "results of two thread blocks": (
+        f"{WORDS}out[ [[64||63]] * blockIdx.x + t] = t;",
+        ("race at byte 252 of the", "thread 0 writes (body:2)", "thread 63 writes in block (0, 0, 0) (body:2)"),
+    ),
+    "what an earlier thread block reads": (
+        f"{WORDS}if (blockIdx.x == 0) words[t] = out[t];\nif (blockIdx.x == [[3||2]]) out[t] = t;",
+        ("in global memory", "thread 0 writes (body:3)", "thread 0 reads in block (0, 0, 0) (body:2)"),
+    ),
+    "a signal of a thread block": (
+        f"{WORDS}if (blockIdx.x == 0) {{ [[out[t] = t; ||]]arrive_among_blocks(out + 200); [[||out[t] = t;]] }}\n"
+        "else { wait_among_blocks(out + 200, 1); words[t] = out[63 - t]; }",
+        ("in global memory", "reads (body:3)", "writes in block (0, 0, 0) (body:2)"),
+    ),
+    "a signal of a signal": (
+        f"{WORDS}if (blockIdx.x == 0) {{ out[t] = t; arrive_among_blocks(out + 200); }}\n"
+        "if (blockIdx.x == 1) { [[wait_among_blocks(out + 200, 1);]] arrive_among_blocks(out + 201); }\n"
+        "if (blockIdx.x == 2) { wait_among_blocks(out + 201, 1); words[t] = out[63 - t]; }",
+        ("in global memory", "reads (body:4)", "writes in block (0, 0, 0) (body:2)"),
+    ),
+    "an atomic operation of thread blocks": (
+        f"{WORDS}[[atomicAdd(out, t)||out[0] += t]];",
+        ("in global memory", "writes (body:2)"),
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_of_any_gpu(name: str) -> None:
     text, messages = KERNELS[name]
-    y = np.zeros(64, np.uint32)
-    one_kernel.run(DEVICE, right(text), y, y, y, threads=64)
+    x, y = np.zeros(64, np.uint32), np.zeros(256, np.uint32)
+    blocks = 3 if "blockIdx" in text else 1
+    one_kernel.run(DEVICE, right(text), x, x, y, threads=64, groups=blocks)
     with pytest.raises(DeviceError) as error:
-        one_kernel.run(DEVICE, wrong(text), y, y, y, threads=64)
+        one_kernel.run(DEVICE, wrong(text), x, x, y, threads=64, groups=blocks)
     assert [one for one in messages if one not in str(error.value)] == [], str(error.value)
 
 
 def test_kernels_in_plain_c() -> None:
-    text = "SHARED f32 words[64]; words[THREAD_ID] = 1;\n[[BARRIER();]]\n((f32 *)y)[THREAD_ID] = words[63 - THREAD_ID];"
+    text = (
+        "SHARED f32 words[64]; const int t = THREAD_ID; words[t] = 1;\n[[BARRIER();]]\n"
+        "((f32 *)y)[t] = words[63 - t];"
+    )
     y = np.zeros(64, np.float32)
     one_kernel.run(DEVICE, right(text), y, threads=64, dialect="plain")
     assert (y == 1).all()
@@ -138,9 +172,12 @@ BEGIN = (
     + "\n"
 )
 LOAD = "mbarrier_arrive_expect(barrier, 8192); tma_load_3d(shared, tables.maps[0], barrier, 0, 0, 0);"
-STORE = "tma_store_3d(shared, tables.maps[0], 0, 0, 0); tma_store_commit();"
+STORE = "tma_store_3d(shared, tables.maps[1], 0, 0, 0); tma_store_commit();"
 SUMS = "f32 sums[16]; "
-PRODUCT = "wgmma_fence(); wgmma_f16<false, false>(sums, wgmma_descriptor(shared), wgmma_descriptor(shared), false); wgmma_commit();"
+PRODUCT = (
+    "wgmma_fence(); wgmma_f16<false, false>(sums, wgmma_descriptor(shared), wgmma_descriptor(shared), false); "
+    "wgmma_commit();"
+)
 FENCE = "no async_proxy_fence behind a write at byte"
 HOPPER_KERNELS = {
     "an mbarrier": (
@@ -182,7 +219,8 @@ HOPPER_KERNELS = {
         (RACE, "reads (body:2)", "tma_load of mbarrier 32768 writes (line 4)"),
     ),
     "a box over what others wrote": (
-        f"words[t] = t;\n[[async_proxy_fence();]] __syncthreads();\nif (t == 0) {{ {LOAD} }} mbarrier_wait(barrier, 0);",
+        f"words[t] = t;\n[[async_proxy_fence();]] __syncthreads();\n"
+        f"if (t == 0) {{ {LOAD} }} mbarrier_wait(barrier, 0);",
         (FENCE, "writes (body:2)", "tma_load of mbarrier 32768 writes (line 4)"),
     ),
     "a ring of two stages": (
@@ -211,7 +249,8 @@ HOPPER_KERNELS = {
         (RACE, "tma_store of thread 0 reads (line 2)", "writes (body:4)"),
     ),
     "a newer box that has yet to be stored": (
-        f"if (t == 0) {{ {STORE} tma_store_commit(); tma_store_wait_read<[[1||2]]>(); }}\n__syncthreads();\nwords[t] = t;",
+        f"if (t == 0) {{ {STORE} tma_store_commit(); tma_store_wait_read<[[1||2]]>(); }}\n__syncthreads();\n"
+        f"words[t] = t;",
         (RACE, "tma_store of thread 0 reads (line 2)", "writes (body:4)"),
     ),
     "others must know that a box was stored": (
@@ -243,6 +282,11 @@ HOPPER_KERNELS = {
         f"{SUMS}\nif (t < 128) {{ {PRODUCT} wgmma_wait<0>(); }} [[__syncthreads();]]\nif (t > 127) words[t] = t;",
         (RACE, "wgmma of warpgroup 0 reads (line 3)", "writes (body:4)"),
     ),
+    "boxes of two thread blocks": (
+        "if (t == 0) { tma_store_3d(shared, tables.maps[1], 0, [[64||32]] * blockIdx.x, 0);\n"
+        "tma_store_commit(); }",
+        ("in global memory", "thread 0 writes (line 2)", "thread 0 writes in block (0, 0, 0) (line 2)"),
+    ),
     "a barrier of the cluster": (
         "words[t] = t; [[cluster_arrive();||cluster_arrive_relaxed();]]\ncluster_wait();\nout[t] = words[t ^ 1];",
         (RACE, "writes (body:2)", "reads (body:4)"),
@@ -255,9 +299,10 @@ def test_kernels_of_hopper(name: str) -> None:
     text, messages = HOPPER_KERNELS[name]
     text = BEGIN.replace("ARRIVALS", "1") + text
     y = np.zeros((1, 64, 64), np.float16)
-    maps = (one_hopper_kernel.row_major(2, y, (64, 64, 1)),)
+    maps = tuple(one_hopper_kernel.row_major(operand, y, (64, 64, 1)) for operand in (0, 2))
     threads = 256 if "another warpgroup" in name or "t / 128" in text else 128
-    one_hopper_kernel.run(DEVICE, right(text), y, y, y, maps, threads=threads)
+    blocks = 2 if "blockIdx" in text else 1
+    one_hopper_kernel.run(DEVICE, right(text), y, y, y, maps, threads=threads, blocks=blocks)
     with pytest.raises(DeviceError) as error:
-        one_hopper_kernel.run(DEVICE, wrong(text), y, y, y, maps, threads=threads)
+        one_hopper_kernel.run(DEVICE, wrong(text), y, y, y, maps, threads=threads, blocks=blocks)
     assert [one for one in messages if one not in str(error.value)] == [], str(error.value)

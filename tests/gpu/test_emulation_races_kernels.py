@@ -72,7 +72,12 @@ KERNELS = {
         "async_proxy_fence();",
         r"(race|no async_proxy_fence behind a write) at .*: wgmma of warpgroup \d reads .*thread \d+ writes",
     ),
-    "sums in a cluster": (clustered, "exchange.wait_for_products();", "", "race at .*: thread .* writes .*wgmma of warpgroup"),
+    "sums in a cluster": (
+        clustered,
+        "exchange.wait_for_products();",
+        "",
+        "race at .*: thread .* writes .*wgmma of warpgroup",
+    ),
 }  # fmt: skip
 
 

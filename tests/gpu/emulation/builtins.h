@@ -270,11 +270,21 @@ static inline int __dp4a(int a, int b, int sum) {
 
 // ---- Memory ------------------------------------------------------------------------------------------------------
 
-template <typename type> static inline type __ldg(const type *p) { return *p; }
-template <typename type> static inline type __ldcs(const type *p) { return *p; }
-template <typename type> static inline type __ldcg(const type *p) { return *p; }
-template <typename type> static inline void __stcs(type *p, type value) { *p = value; }
-template <typename type> static inline void __stcg(type *p, type value) { *p = value; }
+#define EMULATION_CACHED(load, store)                                                                                \
+    template <typename type>                                                                                         \
+    EMULATION_NOTED static inline type load(const type *p, int line = __builtin_LINE()) {                            \
+        emulation::emulation_read(p, sizeof *p, line);                                                               \
+        return *p;                                                                                                   \
+    }                                                                                                                \
+    template <typename type>                                                                                         \
+    EMULATION_NOTED static inline void store(type *p, type value, int line = __builtin_LINE()) {                     \
+        emulation::emulation_write(p, sizeof *p, line);                                                              \
+        *p = value;                                                                                                  \
+    }
+EMULATION_CACHED(__ldcs, __stcs)
+EMULATION_CACHED(__ldcg, __stcg)
+EMULATION_CACHED(__ldg, emulation_no_store)
+#undef EMULATION_CACHED
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}
 

@@ -19,6 +19,7 @@ import shutil
 import struct
 import subprocess
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from jitdnn.errors import CompileError, DeviceError
 __all__ = ["EmulatedCudaDevice", "missing"]
 
 _LOCK = threading.Lock()  # the runtime has one set of fibers
+_MEMORIES: weakref.WeakSet[HostMemory] = weakref.WeakSet()
 
 
 _SLOWER = 20
@@ -106,6 +108,13 @@ class HostMemory:
     def __init__(self, size: int) -> None:
         self._bytes = np.empty(size + 256, np.uint8)
         self.pointer, self.size = self._bytes.ctypes.data + 255 & ~255, size
+        _MEMORIES.add(self)
+
+
+def _ranges() -> tuple[Any, int]:
+    """Where memory begins and how many bytes it has, and how many ranges these are."""
+    ranges = [number for one in _MEMORIES for number in (one.pointer, one.size)]
+    return (ctypes.c_size_t * len(ranges))(*ranges), len(ranges) // 2
 
 
 class EmulatedKernel:
@@ -185,7 +194,9 @@ class EmulatedKernel:
                 getattr(library, f"emulation_entry_{launch.function}"), slots, (ctypes.c_uint * 3)(*launch.grid),
                 launch.threads, launch.cluster, launch.shared, library.emulation_alignment(),
                 library.emulation_shared_begin(), library.emulation_shared_end(), self._seconds(),
-                self._source.dialect == "plain", launch.is_early, self._device.finds_races, message, len(message), ctypes.byref(fault),
+                self._source.dialect == "plain", launch.is_early, self._device.finds_races,
+                *(_ranges() if self._device.finds_races else (None, 0)), message, len(message),
+                ctypes.byref(fault),
             )  # fmt: skip
         if failed:
             place = _place(library, fault.value) if fault.value else ""
@@ -206,7 +217,8 @@ def _runtime() -> ctypes.CDLL:
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     runtime.emulation_launch.argtypes = [
         pointer, ctypes.c_char_p, pointer, ctypes.c_int, ctypes.c_int, size, size, pointer, pointer,
-        ctypes.c_double, ctypes.c_int, ctypes.c_int, ctypes.c_int, pointer, ctypes.c_int, pointer,
+        ctypes.c_double, ctypes.c_int, ctypes.c_int, ctypes.c_int, pointer, ctypes.c_int,
+        pointer, ctypes.c_int, pointer,
     ]  # fmt: skip
     return runtime
 

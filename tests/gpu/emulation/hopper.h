@@ -8,7 +8,10 @@ struct __align__(64) TensorMap {
 
 // ---- Barriers ----------------------------------------------------------------------------------------------------
 
-static inline uint4 load16_among_256(const void *from) { return *(const uint4 *)from; }
+EMULATION_NOTED static inline uint4 load16_among_256(const void *from, EMULATION_LINE) {
+    emulation::emulation_read(from, 16, line);
+    return *(const uint4 *)from;
+}
 // What is read behind it is seen to be none.
 static inline void discard_line(const void *line, u32) {
     if ((u64)line % 128) emulation::emulation_fail(0, "discard_line: 128 bytes begin at a multiple of 128");
@@ -217,7 +220,7 @@ template <typename type>
 EMULATION_NOTED static inline type loaded(u32 address, const char *what, int line) {
     fence();
     const void *from = emulation_shared_access(address, sizeof(type), what, line);
-    emulation_shared_read(from, sizeof(type), line);
+    emulation_read(from, sizeof(type), line);
     return *(const type *)from;
 }
 template <typename type>

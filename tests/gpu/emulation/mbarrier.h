@@ -360,6 +360,9 @@ void emulation_tma_load(Word address, Word barrier_address, const Box *box, int 
     if (finds_races) {
         if (!barrier.agent) barrier.agent = new_agent("tma_load of mbarrier", int(barrier_address), line);
         note_agent(barrier.agent, barrier.phase + 1, address, bytes, WRITES, view_of(current), line);
+        for_global(map, *box, [&](const unsigned char *at, int count) {
+            note_thread(current, at, count, READS, line);
+        });
     }
     const int index = static_cast<int>(&barrier - mbarriers);
     flights[flight_count++] = {map, *box, address, index, barrier.phase, bytes, current, line};

@@ -456,7 +456,7 @@ void emulation_wait_for_launch_before() { has_waited[current] = true; }
 // Runs a launch. Returns 0, or 1 with what went wrong in `text` and, if an instruction failed, where it is in `fault`.
 int emulation_launch(void (*entry)(const void *), const void *slots, const unsigned *grid, int group, int blocks, size_t shared,
                      size_t alignment, void *shared_begin, void *shared_end, double seconds, int strict, int early,
-                     int races, char *text, int room, uintptr_t *fault) {
+                     int races, const size_t *ranges, int range_count, char *text, int room, uintptr_t *fault) {
     kernel = entry;
     arguments = slots;
     threads = group;
@@ -466,6 +466,7 @@ int emulation_launch(void (*entry)(const void *), const void *slots, const unsig
     is_strict = strict;
     is_early = early;
     finds_races = races;
+    if (races) begin_launch_of_races(ranges, range_count);
     static_begin = static_cast<unsigned char *>(shared_begin);
     static_end = static_cast<unsigned char *>(shared_end);
     dynamic_bytes = shared;
@@ -520,6 +521,7 @@ int emulation_launch(void (*entry)(const void *), const void *slots, const unsig
         failed = 0;
     }
 
+    if (races) end_launch_of_races();
     if (has_timer) timer_delete(timer);
     for (int n = 0; n < CAUGHT; ++n) sigaction(caught[n], &before[n], nullptr);
     sigaltstack(&stack_before, nullptr);

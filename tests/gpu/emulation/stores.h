@@ -198,6 +198,9 @@ void emulation_tma_store(Word address, const Box *box, int line) {
     if (!finds_races) return;
     if (!own.agent) own.agent = new_agent("tma_store of thread", current, line);
     note_agent(own.agent, own.groups + 1, address, bytes, READS, view_of(current), line);
+    for_global(map, *box, [&](const unsigned char *at, int count) {
+        note_thread(current, at, count, WRITES | ASYNC, line);
+    });
 }
 
 void emulation_tma_store_commit() {
