@@ -67,6 +67,16 @@ KERNELS = {
         f"{WORDS}words[t] = t;\n[[__syncwarp();]] out[t] = shuffle_xor(t, 1);\nout[t] = words[t ^ 1];",
         (RACE, "writes (body:2)", "reads (body:4)"),
     ),
+    "a shuffle hands on what was read": (
+        f"{WORDS}words[t] = t;\n__syncwarp(); const u32 read = words[t ^ 1];\n"
+        "words[t] = [[shuffle_xor(read, 1)||read]];",
+        (RACE, "reads (body:3)", "writes (body:4)"),
+    ),
+    "a shuffle hands nothing on to other warps": (
+        f"{WORDS}words[t] = t;\n__syncthreads(); const u32 read = shuffle_xor(words[t ^ 32], 1);\n"
+        "[[__syncthreads();]] words[t] = read;",
+        (RACE, "reads (body:3)", "writes (body:4)"),
+    ),
     "bytes of one word": (
         f"{WORDS}((u8 *)words)[t [[+ 0||/ 2]]] = 1;",
         ("race at byte 0 of", "thread 1 writes (body:2)", "thread 0 writes (body:2)"),

@@ -60,11 +60,11 @@ KERNELS = {
         "{ if (threadIdx.x % 32 == 0) mbarrier_wait(ring.full(place.stage), place.parity); shuffle(1, 0); }",
         "race at .*: wgmma of warpgroup 0 reads .*, and before that tma_load of mbarrier .* writes",
     ),
-    "numbers that are divided where others were read": (
+    "numbers that are divided for the other warps": (
         divided,
-        "if (KEEPS) __syncwarp();",
+        "mbarrier_wait(known(stage), ahead.parity);",
         "",
-        r"race at .*: thread \d+ writes .*, and before that thread \d+ reads",
+        r"race at .*: thread \d+ reads .*, and before that thread \d+ writes",
     ),
     "halves that products read": (
         divided,

@@ -2,7 +2,8 @@
 //
 // Each word of shared and of global memory has the accesses that no later one stands for, with the time of who made them. An access that
 // finds another one, of which at least one writes, must know of it: by barriers of the block or of a warpgroup, __syncwarp,
-// mbarriers, barriers of the cluster. Shuffles, votes, ldmatrix and mma order nothing (PTX ISA, memory consistency model).
+// mbarriers, barriers of the cluster. Shuffles, votes, ldmatrix and mma order nothing (PTX ISA, memory consistency model);
+// but what lanes read before a shuffle or a vote is taken to be over for their warp behind it, which may depend on it.
 // What runs beside the threads has a time of its own: copies of boxes one for each mbarrier, stores of boxes one for
 // each thread that starts them, products one for each warpgroup. Between the generic and the async proxy writes need
 // async_proxy_fence of the writing thread, too. Thread blocks of a launch know of each other what signal_blocks has released.
@@ -84,6 +85,7 @@ constexpr size_t CHUNK = 1 << 16;
 Cell cells[(ARENA + STATIC_ROOM) / 4];
 VectorClock knowledge[MOST_THREADS];  // of all others
 Word times[MOST_THREADS];
+Word exchanged[MOST_THREADS];  // the time of the last shuffle or vote
 Word *fence_times[MOST_THREADS];  // times behind async_proxy_fence
 int fence_count[MOST_THREADS], fence_room[MOST_THREADS];
 Agent agents[MOST_KNOWN - MOST_THREADS];
@@ -97,7 +99,7 @@ void begin_races() {
     agent_count = 0;
     clock_width = threads + MOST_KNOWN - MOST_THREADS;
     memset(fence_count, 0, sizeof fence_count);
-    for (int thread = 0; thread < threads; ++thread) knowledge[thread].forget(), times[thread] = 1;
+    for (int thread = 0; thread < threads; ++thread) knowledge[thread].forget(), times[thread] = 1, exchanged[thread] = 0;
 }
 
 // `ranges`: where memory of the device begins and its bytes.
@@ -150,6 +152,15 @@ void see_signals(int thread, const void *address) {
         if (signals[n].address != address) continue;
         seen.push_back({n, thread, times[thread]});
         for (const int before : signals[n].before) seen.push_back({before, thread, times[thread]});
+    }
+}
+
+// Lanes have exchanged what they may have read.
+void note_exchange(const Warp &warp, int index) {
+    if (!finds_races) return;
+    for (Word left = warp.arrived; left; left &= left - 1) {
+        const int thread = index * WARP + __builtin_ctz(left);
+        exchanged[thread] = times[thread]++;
     }
 }
 
@@ -228,6 +239,12 @@ void grow(Cell &cell) {
     cell.room = room;
 }
 
+// Whether a lane of this warp has read, and a shuffle or a vote came behind.
+bool is_exchanged(const Record &record, const View &view) {
+    return record.access == READS && int(record.agent) < threads && view.self >= 0 && view.self < threads &&
+           view.self / WARP == record.agent / WARP && record.time <= exchanged[record.agent];
+}
+
 // Whether what another thread block did is known, by a signal.
 bool is_signalled(const Record &record, const View &view) {
     const Index &block = runs[record.run - first_run];
@@ -253,7 +270,7 @@ void note_access(Cell &cell, const Record &now, const View &view) {
                 return;
             const bool is_ordered =
                 record.run != run ? is_signalled(record, view)
-                                  : !(record.access & PENDING) && view.of(record.agent) >= record.time;
+                                  : !(record.access & PENDING) && (view.of(record.agent) >= record.time || is_exchanged(record, view));
             if ((record.access | now.access) & WRITES && !(record.access & now.access & ATOMIC)) {
                 if (!is_ordered) report_race(cell, now, record, "race");
                 if (record.run == run && now.access & ASYNC && (record.access & (WRITES | ASYNC)) == WRITES && !is_fenced(record, view))

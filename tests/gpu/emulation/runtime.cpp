@@ -202,8 +202,14 @@ void complete(int index) {
                 return thread / WARP == index && warp.arrived >> thread % WARP & 1;
             });
             break;
-        case SHUFFLE: shuffle(warp); break;
-        case BALLOT: ballot(warp); break;
+        case SHUFFLE:
+            note_exchange(warp, index);
+            shuffle(warp);
+            break;
+        case BALLOT:
+            note_exchange(warp, index);
+            ballot(warp);
+            break;
         case LDMATRIX:
             for (int lane = 0; lane < 8 * static_cast<Ldmatrix *>(warp.operands[0])->matrices; ++lane) {
                 const void *row = static_cast<Ldmatrix *>(warp.operands[lane])->row;

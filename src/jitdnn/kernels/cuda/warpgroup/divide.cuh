@@ -125,7 +125,6 @@ struct Divider {
             const u32 found = warp_max(__float_as_uint(most[operand]));
             if (lane == 0) shared_store4(slots(stage) + (operand * 4 * DIVIDING + warp) * 4, found);
         }
-        if (KEEPS) __syncwarp();  // who waits for `known` overwrites what all lanes have read; a shuffle orders no memory
         if (lane == 0) mbarrier_arrive(known(stage));
         mbarrier_wait(known(stage), ahead.parity);
         int own[2];
