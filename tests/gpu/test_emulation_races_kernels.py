@@ -14,7 +14,7 @@ from harness import run_algorithm
 from jitdnn.devices.gpu import Source
 from jitdnn.errors import DeviceError
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemmInPlace, WarpgroupWgrad
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import WarpgroupWgradDivided
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import WarpgroupWgradDivided, WarpgroupWgradHalves
 from jitdnn.kernels.cuda.warpgroup.tile import Tile
 from test_warpgroup_brought import residual
 from warpgroup_cases import SMALL, aligned  # noqa: F401
@@ -37,6 +37,12 @@ def divided(device: Any) -> None:
     """f32 that threads divide into halves."""
     problem = convolution("conv_bwd_filter n2 c128 h7 w9 k128 r1 s1 f32 nhwc")
     run_algorithm(WarpgroupWgradDivided((SMALL,)), make_case(problem), device, ((1.0, 0.0),))
+
+
+def packed(device: Any) -> None:
+    """f32 that is packed as halves, with what both operands were multiplied by."""
+    problem = convolution("conv_bwd_filter n2 c40 h7 w9 k40 r1 s1 f32 nhwc")
+    run_algorithm(WarpgroupWgradHalves((SMALL,)), make_case(problem), device, ((1.0, 0.0),))
 
 
 def clustered(device: Any) -> None:
@@ -72,6 +78,12 @@ KERNELS = {
         "async_proxy_fence();",
         r"(race|no async_proxy_fence behind a write) at .*: wgmma of warpgroup \d reads .*thread \d+ writes",
     ),
+    "two thread blocks leave what operands were multiplied by": (
+        packed,
+        "if (blockIdx.x == 0 && threadIdx.x == 0) header.publish",
+        "if (block == 0 && threadIdx.x == 0) header.publish",
+        r"race at byte \d+ of .* in global memory: thread 0 writes .* thread 0 writes in block \(0, 0, 0\)",
+    ),
     "sums in a cluster": (
         clustered,
         "exchange.wait_for_products();",
@@ -81,7 +93,7 @@ KERNELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("runs", [brought, divided, clustered])
+@pytest.mark.parametrize("runs", [brought, divided, packed, clustered])
 def test_kernels_have_no_races(runs: Any) -> None:
     runs(DEVICE)
 
