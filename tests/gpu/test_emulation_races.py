@@ -316,3 +316,34 @@ def test_kernels_of_hopper(name: str) -> None:
     with pytest.raises(DeviceError) as error:
         one_hopper_kernel.run(DEVICE, wrong(text), y, y, y, maps, threads=threads, blocks=blocks)
     assert [one for one in messages if one not in str(error.value)] == [], str(error.value)
+
+
+LEAVE = "shared_store16(shared + 16 * t, uint4{t, 0, 0, 0});\ncluster_arrive(); cluster_wait();\n"
+READ = "out[64 * blockIdx.x + t] = cluster_load16(cluster_address(shared + 16 * t, blockIdx.x ^ 1)).x;\n"
+LAST = "\ncluster_arrive_relaxed(); cluster_wait();"
+CLUSTERS = {
+    "a barrier behind the reads": (
+        f"{LEAVE}{READ}[[cluster_arrive_relaxed(); cluster_wait();]]\nshared_store4(shared + 16 * t, 0);{LAST}",
+        "block 0 of the cluster: it writes (line 6), and others read, behind barrier 1 of the cluster",
+    ),
+    "a write between arrival and wait": (
+        f"{LEAVE}{READ}cluster_arrive_relaxed(); [[cluster_wait();||]]\nshared_store4(shared + 16 * t, 0);\n"
+        f"[[||cluster_wait();]]{LAST}",
+        "block 0 of the cluster: it writes (line 6), and others read, behind barrier 1 of the cluster",
+    ),
+    "other words": (
+        f"{LEAVE}{READ}shared_store4(shared + [[1024||0]] + 16 * t, 0);{LAST}",
+        "block 0 of the cluster: it writes (line 5), and others read, behind barrier 1 of the cluster",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_shared_memory_of_other_thread_blocks(name: str) -> None:
+    text, message = CLUSTERS[name]
+    text = f"const u32 t = threadIdx.x; u32 *out = (u32 *)y;\n{text}"
+    y = np.zeros((1, 64, 64), np.float16)
+    maps = (one_hopper_kernel.row_major(0, y, (64, 64, 1)),)
+    one_hopper_kernel.run(DEVICE, right(text), y, y, y, maps, threads=64, blocks=2, cluster=2)
+    with pytest.raises(DeviceError, match=re.escape(message)):
+        one_hopper_kernel.run(DEVICE, wrong(text), y, y, y, maps, threads=64, blocks=2, cluster=2)

@@ -18,6 +18,9 @@ struct Member {
     bool has_ended;
     int phases, stays_for;               // barriers that were complete; how many it must be there for, as others read
     unsigned char *left[MOST_PHASES];    // shared memory at each of them
+    // where races are looked for, by barriers that were complete: which words others read, and where this block wrote them
+    bool *read[MOST_PHASES + 1];
+    unsigned long long *wrote[MOST_PHASES + 1];
 };
 
 Member members[MOST_CLUSTER];
@@ -30,7 +33,40 @@ bool is_phase_relaxed;
 int cluster_waits[MOST_THREADS];  // the number of the barrier at which it has arrived, from 1; 0: none that it has not waited for
 int cluster_waited[MOST_THREADS];
 
+// Words of shared memory that others may read, or null.
+template <typename type>
+type *cleared(type *words) {
+    if (!words) words = static_cast<type *>(malloc(ARENA / 4 * sizeof *words));
+    memset(words, 0, ARENA / 4 * sizeof *words);
+    return words;
+}
+
+// A thread writes: from its arrival at a barrier to its wait for the next, others may read what was there.
+void note_in_cluster(long address, long bytes, unsigned long long place) {
+    const int from = cluster_waited[current], to = cluster_waits[current] ? cluster_waits[current] : from;
+    for (int phase = from; phase <= to; ++phase)
+        for (long word = address / 4; word < (address + bytes + 3) / 4 && address >= 0; ++word)
+            members[rank].wrote[phase][word] = place;
+}
+
+// Behind all blocks of a cluster.
+void check_cluster() {
+    for (rank = 0; rank < cluster; ++rank)
+        for (int phase = 0; phase <= MOST_PHASES; ++phase)
+            for (int word = 0; word < int(dynamic_bytes / 4); ++word) {
+                const unsigned long long place = members[rank].wrote[phase][word];
+                if (!place || !members[rank].read[phase][word]) continue;
+                const char *const form = place >> 32 ? "(@%llx@)" : "(line %llu)";
+                char text[60];
+                snprintf(text, sizeof text, form, place);
+                emulation_fail(0, "race at byte %d of dynamic shared memory of block %d of the cluster: it writes %s, and "
+                               "others read, behind barrier %d of the cluster", 4 * word, rank, text, phase);
+            }
+}
+
 void begin_in_cluster() {
+    for (int phase = 0; finds_races && cluster > 1 && phase <= MOST_PHASES; ++phase)
+        members[rank].wrote[phase] = cleared(members[rank].wrote[phase]);
     is_interrupted = false;
     cluster_arrived = cluster_phase = 0;
     is_phase_relaxed = true;
@@ -51,6 +87,8 @@ void interrupt() {
 void run_cluster() {
     const Word first = blockIdx.x;
     for (Member &one : members) one.has_ended = false, one.phases = one.stays_for = 0;
+    for (int n = 0; finds_races && cluster > 1 && n < cluster; ++n)
+        for (bool *&words : members[n].read) words = cleared(words);
     for (int left = cluster, known = -1; left;) {
         int phases = 0;
         for (int n = 0; n < cluster; ++n) phases += members[n].phases;
@@ -67,6 +105,7 @@ void run_cluster() {
         if (members[rank].phases < members[rank].stays_for)
             emulation_fail(0, "block %d of the cluster ends while others read its memory: no barrier of the cluster behind",
                            rank);
+    if (finds_races && cluster > 1) check_cluster();
 }
 
 }  // namespace
@@ -106,6 +145,7 @@ const void *emulation_cluster_access(Word there, int bytes, const char *what, in
         interrupt();
     }
     if (other.stays_for <= phase) other.stays_for = phase + 1;
+    if (finds_races) memset(other.read[phase] + address / 4, true, bytes / 4);
     return other.left[phase - 1] + address;
 }
 

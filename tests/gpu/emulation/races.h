@@ -146,6 +146,8 @@ void order_threads(int from, int to, Is is_there) {
         if (is_there(thread)) knowledge[thread] = released.all;
 }
 
+void note_in_cluster(long address, long bytes, unsigned long long place);  // of cluster.h
+
 // What a signal released is known to whoever sees it.
 void see_signals(int thread, const void *address) {
     for (int n = 0; n < int(signals.size()); ++n) {
@@ -314,6 +316,7 @@ void note_bytes(const void *pointer, long bytes, Record now, const View &view) {
             }
     }
     if (!cell) return;
+    if (index >= 0 && cluster > 1 && now.access & WRITES) note_in_cluster(at - emulation_dynamic_shared, bytes, now.place);
     for (long begin = (at - start) % 4, left = bytes; left > 0; begin = 0, ++cell) {
         const long end = begin + left < 4 ? begin + left : 4;
         now.bytes = static_cast<unsigned char>((1 << end) - (1 << begin));
