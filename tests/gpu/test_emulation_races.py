@@ -117,6 +117,11 @@ KERNELS = {
         f"{WORDS}out[t] = t;\n[[__syncthreads();]]\nwords[t] = out[63 - t];",
         ("of the 1024 at", "in global memory", "writes (body:2)", "reads (body:4)"),
     ),
+    "a copy of what was written": (
+        f"{WORDS}out[t] = t;\n[[__syncthreads();]] cp_async4(words + t, out + (t ^ 32));\n"
+        "cp_async_commit(); cp_async_wait<0>();",
+        ("in global memory", "thread 32 writes (body:2)", "thread 0 reads (line 3)"),
+    ),
     "results of two thread blocks": (
         f"{WORDS}out[ [[64||63]] * blockIdx.x + t] = t;",
         ("race at byte 252 of the", "thread 0 writes (body:2)", "thread 63 writes in block (0, 0, 0) (body:2)"),
