@@ -74,18 +74,18 @@ struct Released {
 
 bool finds_races;
 Word run;                 // counts thread blocks as they run, and those that run again
-std::vector<Index> runs;  // which thread block each of this launch was
+std::vector<Index> runs;  // which thread block each of this launch was, from first_run on
 Word first_run;
 std::vector<Memory> memories;
 std::vector<Signal> signals;
-std::vector<Seen> seen;  // by this thread block
-std::vector<Record *> chunks;  // of records of global memory
-size_t chunk, chunk_at;
+std::vector<Seen> seen;        // by this thread block
+std::vector<Record *> chunks;  // of CHUNK records of global memory each; where the next one goes
 constexpr size_t CHUNK = 1 << 16;
+size_t chunk, chunk_at;
 Cell cells[(ARENA + STATIC_ROOM) / 4];
 VectorClock knowledge[MOST_THREADS];  // of all others
 Word times[MOST_THREADS];
-Word exchanged[MOST_THREADS];  // the time of the last shuffle or vote
+Word exchanged[MOST_THREADS];     // the time of the last shuffle or vote
 Word *fence_times[MOST_THREADS];  // times behind async_proxy_fence
 int fence_count[MOST_THREADS], fence_room[MOST_THREADS];
 Agent agents[MOST_KNOWN - MOST_THREADS];
@@ -243,7 +243,7 @@ void grow(Cell &cell) {
 
 // Whether a lane of this warp has read, and a shuffle or a vote came behind.
 bool is_exchanged(const Record &record, const View &view) {
-    return record.access == READS && int(record.agent) < threads && view.self >= 0 && view.self < threads &&
+    return record.run == run && record.access == READS && int(record.agent) < threads && view.self >= 0 && view.self < threads &&
            view.self / WARP == record.agent / WARP && record.time <= exchanged[record.agent];
 }
 
@@ -260,6 +260,8 @@ bool is_signalled(const Record &record, const View &view) {
     return false;
 }
 
+bool is_read_by_another(const Record &record) { return record.run != run && !(record.access & WRITES); }
+
 void note_access(Cell &cell, const Record &now, const View &view) {
     int kept = 0, others = 0;
     for (int n = 0; n < cell.count; ++n) {
@@ -270,19 +272,19 @@ void note_access(Cell &cell, const Record &now, const View &view) {
             if (record.run == run && record.agent == now.agent && record.time == now.time && both == now.bytes &&
                 !(now.access & ~record.access) && !((record.access ^ now.access) & (ASYNC | ATOMIC)) && kept == n)
                 return;
-            const bool is_ordered =
-                record.run != run ? is_signalled(record, view)
-                                  : !(record.access & PENDING) && (view.of(record.agent) >= record.time || is_exchanged(record, view));
+            const bool is_known = record.run != run ? is_signalled(record, view)
+                                                    : !(record.access & PENDING) && view.of(record.agent) >= record.time;
             if ((record.access | now.access) & WRITES && !(record.access & now.access & ATOMIC)) {
-                if (!is_ordered) report_race(cell, now, record, "race");
-                if (record.run == run && now.access & ASYNC && (record.access & (WRITES | ASYNC)) == WRITES && !is_fenced(record, view))
+                if (!is_known && !is_exchanged(record, view)) report_race(cell, now, record, "race");
+                const bool is_generic_write = record.run == run && (record.access & (WRITES | ASYNC)) == WRITES;
+                if (now.access & ASYNC && is_generic_write && !is_fenced(record, view))
                     report_race(cell, now, record, "no async_proxy_fence behind a write");
             }
             // who knows of the new one knows of the old one
-            if (is_ordered && both == record.bytes && (now.access & WRITES || !(record.access & WRITES))) continue;
+            if (is_known && both == record.bytes && (now.access & WRITES || !(record.access & WRITES))) continue;
         }
         // of what other thread blocks read, the first and the last two are enough to be met by whoever writes
-        if (record.run != run && !(record.access & WRITES) && ++others > 3) --kept;
+        if (is_read_by_another(record) && ++others > 3 && is_read_by_another(cell.records[kept - 1])) --kept;
         cell.records[kept++] = record;
     }
     cell.count = kept;
