@@ -59,6 +59,11 @@ struct View {
     int self;
     Word now;
     Word of(int agent) const { return agent == self ? now : known->of(agent); }
+    bool has(const Record &record) const {
+        if (record.access & PENDING) return false;
+        if (record.agent == self) return true;
+        return (record.access & WRITES ? known->of(record.agent) : known->of_reads(record.agent)) >= record.time;
+    }
 };
 
 // A signal that a thread has seen at a time of its own.
@@ -85,7 +90,6 @@ size_t chunk, chunk_at;
 Cell cells[(ARENA + STATIC_ROOM) / 4];
 VectorClock knowledge[MOST_THREADS];  // of all others
 Word times[MOST_THREADS];
-Word exchanged[MOST_THREADS];     // the time of the last shuffle or vote
 Word *fence_times[MOST_THREADS];  // times behind async_proxy_fence
 int fence_count[MOST_THREADS], fence_room[MOST_THREADS];
 Agent agents[MOST_KNOWN - MOST_THREADS];
@@ -99,7 +103,7 @@ void begin_races() {
     agent_count = 0;
     clock_width = threads + MOST_KNOWN - MOST_THREADS;
     memset(fence_count, 0, sizeof fence_count);
-    for (int thread = 0; thread < threads; ++thread) knowledge[thread].forget(), times[thread] = 1, exchanged[thread] = 0;
+    for (int thread = 0; thread < threads; ++thread) knowledge[thread].forget(), times[thread] = 1;
 }
 
 // `ranges`: where memory of the device begins and its bytes.
@@ -157,12 +161,19 @@ void see_signals(int thread, const void *address) {
     }
 }
 
-// Lanes have exchanged what they may have read.
-void note_exchange(const Warp &warp, int index) {
+// Lanes of a warp have exchanged what they may have read.
+void note_exchange(Word lanes, int warp) {
     if (!finds_races) return;
-    for (Word left = warp.arrived; left; left &= left - 1) {
-        const int thread = index * WARP + __builtin_ctz(left);
-        exchanged[thread] = times[thread]++;
+    VectorClock all, before, behind;
+    for (Word left = lanes; left; left &= left - 1) all.join(knowledge[warp * WARP + __builtin_ctz(left)]);
+    for (Word left = lanes; left; left &= left - 1) {
+        const int thread = warp * WARP + __builtin_ctz(left);
+        all.set(thread, times[thread]++);
+    }
+    for (Word left = lanes; left; left &= left - 1) {
+        VectorClock &own = knowledge[warp * WARP + __builtin_ctz(left)];
+        if (left == lanes || !own.is_same(before)) before = behind = own, behind.take_reads(all);
+        own = behind;
     }
 }
 
@@ -241,12 +252,6 @@ void grow(Cell &cell) {
     cell.room = room;
 }
 
-// Whether a lane of this warp has read, and a shuffle or a vote came behind.
-bool is_exchanged(const Record &record, const View &view) {
-    return record.run == run && record.access == READS && int(record.agent) < threads && view.self >= 0 && view.self < threads &&
-           view.self / WARP == record.agent / WARP && record.time <= exchanged[record.agent];
-}
-
 // Whether what another thread block did is known, by a signal.
 bool is_signalled(const Record &record, const View &view) {
     const Index &block = runs[record.run - first_run];
@@ -254,8 +259,8 @@ bool is_signalled(const Record &record, const View &view) {
     if (block.x == blockIdx.x && block.y == blockIdx.y && block.z == blockIdx.z) return true;
     for (const Seen &one : seen) {
         const Signal &signal = signals[one.signal];
-        if (signal.run == record.run && view.of(one.thread) >= one.time && signal.known.of(record.agent) >= record.time)
-            return true;
+        const View of_signal = {&signal.known, -1, 0};
+        if (signal.run == record.run && view.of(one.thread) >= one.time && of_signal.has(record)) return true;
     }
     return false;
 }
@@ -272,10 +277,9 @@ void note_access(Cell &cell, const Record &now, const View &view) {
             if (record.run == run && record.agent == now.agent && record.time == now.time && both == now.bytes &&
                 !(now.access & ~record.access) && !((record.access ^ now.access) & (ASYNC | ATOMIC)) && kept == n)
                 return;
-            const bool is_known = record.run != run ? is_signalled(record, view)
-                                                    : !(record.access & PENDING) && view.of(record.agent) >= record.time;
+            const bool is_known = record.run != run ? is_signalled(record, view) : view.has(record);
             if ((record.access | now.access) & WRITES && !(record.access & now.access & ATOMIC)) {
-                if (!is_known && !is_exchanged(record, view)) report_race(cell, now, record, "race");
+                if (!is_known) report_race(cell, now, record, "race");
                 const bool is_generic_write = record.run == run && (record.access & (WRITES | ASYNC)) == WRITES;
                 if (now.access & ASYNC && is_generic_write && !is_fenced(record, view))
                     report_race(cell, now, record, "no async_proxy_fence behind a write");

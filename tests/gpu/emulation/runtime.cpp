@@ -203,11 +203,11 @@ void complete(int index) {
             });
             break;
         case SHUFFLE:
-            note_exchange(warp, index);
+            note_exchange(warp.arrived, index);
             shuffle(warp);
             break;
         case BALLOT:
-            note_exchange(warp, index);
+            note_exchange(warp.arrived, index);
             ballot(warp);
             break;
         case LDMATRIX:

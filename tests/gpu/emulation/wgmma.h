@@ -419,6 +419,8 @@ void emulation_wgmma_wait(int pending, int line) {
             emulation_fail(line, "wgmma_wait: %d products in %d groups are in flight, thread %d has %d in %d",
                            own.products, own.groups, first + n, other.products, other.groups);
     }
+    // products have what their threads read into registers
+    for (int warp = 0; warp < WARPGROUP / WARP; ++warp) note_exchange(~0u, first / WARP + warp);
     if (own.groups <= pending) return let_go(warpgroup.meeting);
     note_done(warpgroup, first / WARPGROUP, own.groups - pending);
     warpgroup.is_demanded = true;
