@@ -15,7 +15,9 @@ from jitdnn.devices.gpu import Source
 from jitdnn.errors import DeviceError
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemmInPlace, WarpgroupWgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import WarpgroupWgradDivided, WarpgroupWgradHalves
+from jitdnn.kernels.cuda.gemm.plan import TILES
 from jitdnn.kernels.cuda.warpgroup.tile import Tile
+from test_convolution_gemm import algorithms_of
 from test_warpgroup_brought import residual
 from warpgroup_cases import SMALL, aligned  # noqa: F401
 
@@ -43,6 +45,17 @@ def packed(device: Any) -> None:
     """f32 that is packed as halves, with what both operands were multiplied by."""
     problem = convolution("conv_bwd_filter n2 c40 h7 w9 k40 r1 s1 f32 nhwc")
     run_algorithm(WarpgroupWgradHalves((SMALL,)), make_case(problem), device, ((1.0, 0.0),))
+
+
+def columns_of_96(device: Any) -> None:
+    """Tiles by `mma.sync` whose columns do not divide the threads that copy them."""
+    for words in (
+        "conv_bwd_data n1 c96 h5 w7 k32 r1 s1 f32 nhwc",
+        "conv_bwd_filter n1 c96 h5 w7 k32 r1 s1 f32 nhwc",
+    ):
+        problem = convolution(words)
+        (tile,) = (tile for tile in TILES if tile.n == 96)
+        run_algorithm(algorithms_of(problem, (tile,))[0], make_case(problem), device, ((1.0, 0.0),))
 
 
 def clustered(device: Any) -> None:
@@ -84,6 +97,18 @@ KERNELS = {
         "if (block == 0 && threadIdx.x == 0) header.publish",
         r"race at byte \d+ of .* in global memory: thread 0 writes .* thread 0 writes in block \(0, 0, 0\)",
     ),
+    "threads that copy what others do: a filter": (
+        columns_of_96,
+        "if (BLOCK_THREADS % B_CHUNKS != 0 && first == B_STEP) return;",
+        "",
+        r"race at .*: (cp_async of )?thread \d+ writes .*, and before that (cp_async of )?thread 0 writes",
+    ),
+    "threads that copy what others do: x of a filter gradient": (
+        columns_of_96,
+        "if (BLOCK_THREADS % CHUNKS_N != 0 && row == STEP_B) return;",
+        "",
+        r"race at .*: (cp_async of )?thread \d+ writes .*, and before that (cp_async of )?thread 0 writes",
+    ),
     "sums in a cluster": (
         clustered,
         "exchange.wait_for_products();",
@@ -93,7 +118,7 @@ KERNELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("runs", [brought, divided, packed, clustered])
+@pytest.mark.parametrize("runs", [brought, divided, packed, columns_of_96, clustered])
 def test_kernels_have_no_races(runs: Any) -> None:
     runs(DEVICE)
 
