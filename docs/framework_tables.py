@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ def onnx_counts() -> str:
     passed, refused = sum(record["passed"].values()), sum(map(len, record["refused"].values()))
     several = record["passed"].get(SEVERAL, 0)
     lines = [
-        f"Of the {record['tests']} node tests in onnx {record['onnx']}, **{passed} pass**, {refused} are refused, none "
-        f"fails. {record['plain']} of those that pass compute nothing (views, "
-        f"shapes, constants, conversions of types, sequences, branches); "
-        f"{several} are whole graphs, the definition of an operator by others.",
+        textwrap.fill(
+            f"Of the {record['tests']} node tests in onnx {record['onnx']}, **{passed} pass**, {refused} are refused, "
+            f"none fails. {record['plain']} of those that pass compute nothing (views, "
+            f"shapes, constants, type conversions, sequences, branches); "
+            f"{several} are whole graphs, the definition of an operator by others.",
+            120,
+        ),
         "",
         "| operators covered | tests passed of each |",
         "| --- | --- |",
@@ -44,13 +48,16 @@ def onnx_counts() -> str:
     others = {name: n for name, n in record["passed"].items() if name not in {*record["operators"], SEVERAL}}
     if others:
         listed = ", ".join(f"`{name}` {count}" for name, count in sorted(others.items()))
-        lines += ["", f"Put together from these, as ONNX defines them: {listed}."]
+        lines += ["", textwrap.fill(f"Composed of these, as ONNX defines them: {listed}.", 120)]
     models = record["models"]
     left = sum(map(len, models["refused"].values()))
     lines += [
         "",
-        f"Of the {models['passed'] + left} small models in files that ship with onnx too, {models['passed']} pass "
-        f"and {left} are refused: {'; '.join(models['refused'])}.",
+        textwrap.fill(
+            f"Of the {models['passed'] + left} small models in files that ship with onnx too, {models['passed']} pass "
+            f"and {left} are refused: {'; '.join(models['refused'])}.",
+            120,
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -60,7 +67,7 @@ def onnx_microsoft() -> str:
     from jitdnn.frameworks.onnx import OPERATORS
 
     names = sorted(name for domain, name in OPERATORS if domain == "com.microsoft")
-    return ", ".join(f"`{name}`" for name in names) + "\n"
+    return textwrap.fill(", ".join(f"`{name}`" for name in names), 120) + "\n"
 
 
 def onnx_refused() -> str:
@@ -97,7 +104,7 @@ def torch_samples() -> str:
         f"{total['tried']} samples (evenly taken from {total['samples']}) **{total['agreed']} agree**, "
         f"{total['gradients']} of them with their gradients, {total['refused']} are refused, none differs."
     )
-    return "\n".join([head, "", *lines]) + "\n"
+    return "\n".join([textwrap.fill(head, 120), "", *lines]) + "\n"
 
 
 def torch_operators() -> str:
@@ -116,23 +123,23 @@ def torch_operators() -> str:
         (
             r"SyncBatchNorm",
             functional.NORMALIZED,
-            'any strides; eager calls alone; on cuda with `measure="never"`',
+            'any strides; eager calls only; on cuda with `measure="never"`',
             (problems.BatchNorm,),
         ),
         (
             r"GroupNorm",
             functional.BATCH_NORMALIZED,
-            "any strides; eager calls alone, under autocast on cuda, too",
+            "any strides; eager calls only, under autocast on cuda, too",
             (problems.GroupNorm,),
         ),
         (
             r"InstanceNorm\w*",
             functional.BATCH_NORMALIZED,
-            "any strides; eager calls alone, under autocast, too",
+            "any strides; eager calls only, under autocast, too",
             (problems.GroupNorm,),
         ),
-        (r"RMSNorm", functional.NORMALIZED, "any strides; eager calls alone", (problems.LayerNorm,)),
-        (r"Adaptive\w*", DTYPES, "any strides; eager calls alone", (problems.Pooling,)),
+        (r"RMSNorm", functional.NORMALIZED, "any strides; eager calls only", (problems.LayerNorm,)),
+        (r"Adaptive\w*", DTYPES, "any strides; eager calls only", (problems.Pooling,)),
         (
             r"LayerNorm",
             functional.NORMALIZED,
@@ -149,11 +156,11 @@ def torch_operators() -> str:
         (
             r"(Log)?Softmax|CrossEntropyLoss",
             DTYPES,
-            "any strides; eager calls alone",
+            "any strides; eager calls only",
             (problems.Softmax, problems.CrossEntropy),
         ),
-        (r"Upsample", DTYPES, "any strides; eager calls alone", (problems.Resize,)),
-        (r"LSTM|GRU|RNN", DTYPES, "any strides; eager calls alone", (problems.Recurrent,)),
+        (r"Upsample", DTYPES, "any strides; eager calls only", (problems.Resize,)),
+        (r"LSTM|GRU|RNN", DTYPES, "any strides; eager calls only", (problems.Recurrent,)),
     ):
         listed = [kind for kind in kinds if re.fullmatch(names, kind)]
         kinds = [kind for kind in kinds if kind not in listed]
@@ -164,7 +171,7 @@ def torch_operators() -> str:
         )
     if kinds == ["ReLU"]:  # by torch's kernels
         types = ", ".join(DTYPES.values())
-        lines.append(f"| `ReLU` | {types} | training by torch's kernels, into memory that stays | cpu |")
+        lines.append(f"| `ReLU` | {types} | training by PyTorch's kernels, into reused memory | cpu |")
     elif kinds:
         raise KeyError(f"no row has {kinds}")
     return "\n".join(lines) + "\n"
@@ -185,7 +192,7 @@ def torch_left() -> str:
     from jitdnn.frameworks.torch.left import LEFT
 
     rows = [f"| {', '.join(f'`{name}`' for name in names)} | {reason} |" for names, reason in LEFT.items()]
-    return "\n".join(["| modules | why they stay torch's |", "| --- | --- |", *rows]) + "\n"
+    return "\n".join(["| modules | why they stay PyTorch's |", "| --- | --- |", *rows]) + "\n"
 
 
 def cudnn_functions() -> str:
@@ -207,6 +214,13 @@ def cudnn_functions() -> str:
     refused = groups.pop("Refused")
     total = len(FUNCTIONS)
     lines = [f"{total} functions: {total - len(refused)} work, {len(refused)} are refused by name.", ""]
-    for title, rows in (*groups.items(), ("Refused, and why", refused)):
-        lines += [f"## {title}", "", "| function | arguments | |", "| --- | --- | --- |", *rows, ""]
+    for title, rows in (*groups.items(), ("Refused functions, and why", refused)):
+        lines += [
+            f"### {title}",
+            "",
+            "| function | arguments | what it does |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+        ]
     return "\n".join(lines) + "\n"

@@ -194,7 +194,10 @@ def algorithm_table(page: str) -> str:
                 where = rows.setdefault(name, (algorithm, {}))[1].setdefault(target, [])
                 where.append(direction or " ".join(_kinds(owner)))
     lines = [_targets_of(page), ""]
-    lines += ["| algorithm | for | what it does | deterministic |", "| --- | --- | --- | --- |"]
+    lines += [
+        "| algorithm | targets and directions | what it does | deterministic |",
+        "| --- | --- | --- | --- |",
+    ]
     for (name, summary), (algorithm, where) in rows.items():
         deterministic = "yes" if algorithm.deterministic else "no"
         lines.append(f"| `{name}` | {_places(where)} | {summary} | {deterministic} |")
@@ -233,12 +236,12 @@ def _targets_of(page: str) -> str:
     ]
     having = [target for target in targets.names() if not lacking[target]]
     if having == ["cpu"] and all(set(lacking[target]) >= set(kinds) for target in targets.gpu_names()):
-        return "Runs on `cpu` only so far: arrays on a GPU are refused."
+        return "Runs on `cpu` only: arrays on a GPU are refused."
     lines = [f"Runs on {', '.join(f'`{target}`' for target in having)}."]
     for target, missing in lacking.items():
         if missing:
             names = ", ".join(f"`{name}`" for name in missing)
-            lines.append(f"On `{target}` {names} {'is' if len(missing) == 1 else 'are'} not there yet.")
+            lines.append(f"On `{target}` {names} {'is' if len(missing) == 1 else 'are'} not supported yet.")
     return " ".join(lines)
 
 
@@ -252,7 +255,7 @@ def targets_table() -> str:
         for target in names:
             missing = _missing(page, target)
             none = kinds <= set(missing)
-            cells.append("no" if none else f"yes, but for {', '.join(missing)}" if missing else "yes")
+            cells.append("no" if none else f"yes, except {', '.join(missing)}" if missing else "yes")
         lines.append(f"| [{page.replace('_', ' ')}](ops/{page}.md) | {' | '.join(cells)} |")
     for name in ("elementwise", "reduction", "scan"):
         cells = ["yes" if has_generator(name, target) else "no" for target in names]
@@ -267,6 +270,11 @@ def example_table(page: str) -> str:
 
 def _examples(page: str) -> Iterator[str]:
     device = _device()
+    yield (
+        "Algorithms of `cpu`, with the workspace for two threads with AVX2. The error bound is the largest\n"
+        "`||out - reference|| / ||reference||` on well-conditioned data, against the float64 reference; tests check it."
+    )
+    yield ""
     yield "| problem | algorithm | workspace | error bound |"
     yield "| --- | --- | --- | --- |"
     for example in EXAMPLES[page]:

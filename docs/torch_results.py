@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,8 @@ def table(path: Path = ROWS) -> str:
         stock, ours = PEERS[what]
         shown = [peer for peer in (*stock, *ours) if any(row.get(peer) is not None for row in members)]
         lines = [
-            f"{_title(what, threads, batch)}, milliseconds ({_where(members)}):\n",
-            f"| | {' | '.join(NAMES[peer] for peer in shown)} | torch's best / ours |",
+            textwrap.fill(f"{_title(what, threads, batch)}, milliseconds ({_where(members)}):", 120) + "\n",
+            f"| model | {' | '.join(NAMES[peer] for peer in shown)} | PyTorch's best / ours |",
             f"| --- |{' --: |' * (len(shown) + 1)}",
         ]
         for row in members:
@@ -97,7 +98,9 @@ def table(path: Path = ROWS) -> str:
             lines.append(f"| {row['model']} | {' | '.join(_ms(row.get(peer)) for peer in shown)} | {ratio} |")
         means = [_mean(members, (peer,), ours) for peer in shown]
         overall = _mean(members, stock, ours)
-        lines.append(f"| geometric mean, of the best of ours | {' | '.join(means)} | {overall} |")
+        lines.append(
+            f"| geometric mean of the time over the best of ours | {' | '.join(means)} | {overall} |"
+        )
         parts.append("\n".join(lines) + "\n")
     if not parts:
         return "Nothing is kept at present: `docs/torch_results.py` says how it is measured.\n"

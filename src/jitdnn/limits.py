@@ -53,21 +53,19 @@ class Limit(NamedTuple):
 
 TABLE: Final = (
     Limit("PROTOTXT_BYTES", "bytes of a net's or solver's file, or characters of such text", "ParseError"),
-    Limit("PROTOTXT_DEPTH", "messages inside of each other", "ParseError"),
+    Limit("PROTOTXT_DEPTH", "nesting depth of messages", "ParseError"),
     Limit("PROTOTXT_VALUES", "fields and entries of lists in a file", "ParseError"),
     Limit("PROTOTXT_STRING", "characters of a string, name or number in a file", "ParseError"),
     Limit("NET_LAYERS", "layers of a net", "InvalidArgument"),
     Limit(
         "WIRE_FIELDS",
-        "fields and entries of lists in a binary file of Caffe, or in a record of a database; numbers of blobs apart",
+        "fields and list entries in a binary file of Caffe or a record of a database, without the numbers of blobs",
         "InvalidArgument",
     ),
     Limit("LIST_BYTES", "bytes of a list of images, windows or HDF5 files", "InvalidArgument"),
     Limit("LIST_LINES", "lines of such a list", "InvalidArgument"),
     Limit("FORMULA_CHARACTERS", "characters of a formula", "ParseError"),
-    Limit(
-        "FORMULA_DEPTH", "parentheses, signs and exponents of a formula inside of each other", "ParseError"
-    ),
+    Limit("FORMULA_DEPTH", "nesting depth of parentheses, signs and exponents of a formula", "ParseError"),
     Limit("FORMULA_STEPS", "inputs, constants and operations of a formula", "ParseError"),
     Limit("PROBLEM_CHARACTERS", "characters of a problem string", "ParseError"),
     Limit("PROBLEM_DIGITS", "digits of a number in it", "ParseError"),
@@ -79,17 +77,15 @@ TABLE: Final = (
     Limit("CODE_BYTES", "bytes of one of them", "StoreError"),
     Limit("ARCHIVE_MEMBERS", "arrays in an .npz file or a snapshot", "InvalidArgument, SnapshotError"),
     Limit(
-        "ARRAY_HEADER", "bytes of the text that says dtype and shape of an array of NumPy", "InvalidArgument"
+        "ARRAY_HEADER", "bytes of the header text with dtype and shape of a NumPy array", "InvalidArgument"
     ),
     Limit("ARRAY_AXES", "axes of such an array", "InvalidArgument"),
     Limit("SNAPSHOT_HEADER", "bytes of a snapshot's header", "SnapshotError"),
     Limit("IMAGE_BYTES", "bytes of an image file", "InvalidArgument"),
     Limit("IMAGE_PIXELS", "pixels of an image, by its header, before it is decoded", "InvalidArgument"),
     Limit("ONNX_BYTES", "bytes of a model's file, without its external data", "InvalidArgument"),
-    Limit("ONNX_NODES", "nodes of a model, with its functions in place of their calls", "InvalidArgument"),
-    Limit(
-        "ONNX_DEPTH", "graphs inside of nodes, or calls of functions, inside of each other", "InvalidArgument"
-    ),
+    Limit("ONNX_NODES", "nodes of a model with its functions expanded", "InvalidArgument"),
+    Limit("ONNX_DEPTH", "nesting depth of graphs inside nodes, and of function calls", "InvalidArgument"),
 )
 
 

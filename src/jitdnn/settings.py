@@ -148,20 +148,20 @@ TABLE: Final[tuple[Setting, ...]] = (
         "workspace_limit",
         parse_bytes,
         lambda: None,
-        "Most bytes of workspace that a call may use: a size, `0` for none, `none` for no limit.",
+        "Largest workspace, in bytes, that a call may use: a size, `0` for none, `none` for no limit.",
     ),
     Setting(
         "total_workspace",
         parse_bytes,
         lambda: None,
-        "Most bytes of workspace of all streams together, divided among them by what their convolutions gain.",
+        "Largest workspace of all streams together, in bytes, divided among them by what their convolutions gain.",
     ),
     Setting(
         "division",
         _one_of("power_of_two", "all", "undivided"),
         lambda: "power_of_two",
-        "Sizes of the parts of a convolution whose fastest algorithm needs more workspace than allowed: powers of two, "
-        "`all`, or `undivided` to take a slower algorithm instead.",
+        "Sizes of the parts into which a convolution is divided whose fastest algorithm needs more workspace than "
+        "allowed: `power_of_two`, `all`, or `undivided` to use a slower algorithm instead.",
     ),
     Setting(
         "division_axes",
@@ -173,25 +173,27 @@ TABLE: Final[tuple[Setting, ...]] = (
         "vendor",
         _one_of("off", "also", "only"),
         lambda: "off",
-        "NVIDIA's cuDNN, where it is installed: `also` chooses among its algorithms and ours, `only` among its own.",
+        "Use of NVIDIA's cuDNN, where it is installed: `off`, `also` to choose among its algorithms and ours, `only` "
+        "to choose among its own.",
     ),
     Setting(
         "math",
         _one_of("fp32", "fp64", "tf32", "bf16", "fp16"),
         lambda: "fp32",
-        "Least arithmetic that float32 data may be computed in. Modes below fp32 need the hardware.",
+        "Lowest precision in which float32 data may be computed: `fp32`, `fp64`, `tf32`, `bf16`, `fp16`. Modes below "
+        "fp32 need hardware support.",
     ),
     Setting(
         "accuracy",
         _one_of("standard", "elementwise", "strict"),
         lambda: "standard",
-        "Error that is allowed: `standard` 5e-6 in fp32 or that of a plain sum, `strict` only that of a plain sum, and "
-        "no algorithm by which a NaN or an infinity of an input reaches results that do not read it, nor one that "
-        "multiplies f32 as two halves (Hopper GPUs): numbers 2^16 times smaller than the largest of their tensor lose "
-        "accuracy by it. `elementwise` as `strict`, but f32 may be multiplied as three numbers of bf16, by which those "
-        "2^122 times smaller than the largest keep their bits: the error of each result is relative to its own terms, "
-        "in 1.5 times as long. Of inputs of 8-bit reals `standard` allows what they are rounded to themselves, "
-        "the others what the result is.",
+        "Error that is allowed. `standard`: 5e-6 in fp32, or that of a plain sum. `strict`: only that of a plain sum. "
+        "It excludes algorithms by which a NaN or an infinity of an input reaches results that do not read it, and "
+        "those that multiply f32 as two halves (Hopper GPUs), in which numbers 2^16 times smaller than the largest of "
+        "their tensor lose accuracy. `elementwise`: as `strict`, but f32 may be multiplied as three numbers of bf16, "
+        "in which numbers down to 2^122 times smaller than the largest keep their bits: the error of each result is "
+        "relative to its own terms, in 1.5 times as long. For inputs of 8-bit floating point, `standard` allows the "
+        "rounding error of the inputs, the others that of the result.",
     ),
     Setting(
         "deterministic",
@@ -203,41 +205,42 @@ TABLE: Final[tuple[Setting, ...]] = (
         "threads",
         _count,
         available_cores,
-        "Threads that a CPU kernel is spread over. The default is the cores that this process may run on.",
+        "Threads of a CPU kernel. The default is the number of cores that this process may run on.",
     ),
     Setting(
         "thread_pool",
         _one_of("auto", "own", "openmp"),
         lambda: "auto",
-        "Whose threads these are: `auto` PyTorch's from the moment that it is imported, else our own; `own` always our "
-        "own; `openmp` as `auto`, with a warning where PyTorch's cannot be had.",
+        "Whose threads these are. `auto`: PyTorch's from the moment that it is imported, else our own. `own`: always "
+        "our own. `openmp`: as `auto`, with a warning where PyTorch's are not available.",
     ),
     Setting(
         "choice",
         _one_of("get", "find", "model"),
         lambda: "get",
-        "How an algorithm is chosen: `get` from stored times and the cost model, `find` by measuring first, `model` by "
-        "the cost model alone, so that the choice does not change with what was measured meanwhile.",
+        "How an algorithm is chosen. `get`: from stored times and the cost model. `find`: by measuring first. "
+        "`model`: by the cost model alone, so that the choice does not change with what was measured meanwhile.",
     ),
     Setting(
         "compile",
         _one_of("wait", "background"),
         lambda: "wait",
-        "What a call on an NVIDIA GPU does whose kernel is not compiled yet: `wait` for it, or have it compiled in the "
-        "`background` and run the fastest algorithm meanwhile whose code is there.",
+        "What a call on an NVIDIA GPU does whose kernel is not compiled yet. `wait`: wait for it. `background`: "
+        "compile it in the background, and meanwhile run the fastest algorithm whose code is there.",
     ),
     Setting(
         "target",
         _target,
         lambda: "cpu",
-        f"What plans are for where no arrays say it: {', '.join(f'`{name}`' for name in targets.BUILT_IN)}. "
-        "Arrays are worked on where they are.",
+        f"Target of plans that are made without arrays: {', '.join(f'`{name}`' for name in targets.BUILT_IN)}. "
+        "A call runs on the device of its arrays.",
     ),
     Setting(
         "cpu",
         _one_of("host", "avx512", "avx2", "neon", "plain"),
         lambda: "host",
-        "Instruction set of CPU kernels: `host` for the best that this machine has, or one of them by name.",
+        "Instruction set of CPU kernels: `host` for the best that this machine has, or `avx512`, `avx2`, `neon`, "
+        "`plain`.",
     ),
     Setting(
         "cache_dir",
@@ -249,26 +252,28 @@ TABLE: Final[tuple[Setting, ...]] = (
         "device_file",
         _optional_path,
         lambda: None,
-        "JSON file with facts of processors and GPUs in place of those that are read and measured: docs/devices.md.",
+        "JSON file with facts of processors and GPUs, used in place of those that are read and measured: "
+        "docs/devices.md.",
     ),
     Setting("cache", flag, lambda: True, "Keep compiled kernels and measured times on disk."),
     Setting(
         "keep_plans",
         flag,
         lambda: True,
-        "Keep plans of CPU and CUDA beside the compiled kernels, so that the next process need not choose algorithms.",
+        "Keep plans of CPU and CUDA on disk beside the compiled kernels, so that the next process need not choose "
+        "algorithms.",
     ),
     Setting(
         "cache_limit",
         _size,
         lambda: 2**30,
-        "Most bytes of compiled kernels kept on disk; those that were not used for longest go first.",
+        "Most bytes of compiled kernels on disk; the least recently used go first.",
     ),
     Setting(
         "store_limit",
         _size,
         lambda: 2**28,
-        "Most bytes of measured times kept on disk; those that were not used for longest go first.",
+        "Most bytes of measured times on disk; the least recently used go first.",
     ),
     Setting(
         "plans_limit",
@@ -280,13 +285,14 @@ TABLE: Final[tuple[Setting, ...]] = (
         "code_limit",
         _size,
         lambda: 2**28,
-        "Most bytes of machine code that this process keeps loaded, with the loader's own; plans go with their code.",
+        "Most bytes of machine code that this process keeps loaded, including the loader's own; plans go with their "
+        "code.",
     ),
     Setting(
         "scratch_limit",
         _size,
         lambda: 2**30,
-        "Most bytes of workspace that a handle keeps between calls; what a call needs beyond is freed after it.",
+        "Most bytes of workspace that a handle keeps between calls; more than that is freed after the call.",
     ),
     Setting(
         "load_limit",
@@ -300,20 +306,21 @@ TABLE: Final[tuple[Setting, ...]] = (
         _count_or_none,
         lambda: None,
         "Processes that decode the images of a Caffe net's data layer, beside its threads: a number, `0` for none, "
-        "`none` for one for each core (16 at most) where the net waits for images and there are 4 cores or more.",
+        "`none` for one per core (16 at most) where the net waits for images and there are 4 cores or more.",
     ),
     Setting(
         "log",
         _one_of("off", "warning", "info", "debug"),
         lambda: "warning",
-        "What is logged: `warning` fallbacks, `info` also choices of an algorithm, `debug` also every run.",
+        "What is logged: `off` nothing, `warning` fallbacks, `info` also the choice of an algorithm, `debug` also "
+        "every run.",
     ),
     Setting(
         "progress",
         flag,
         lambda: True,
-        "Say how far it is where the first calls of a PyTorch model take more than two seconds for compiling and "
-        "measuring kernels: a line that moves on a terminal, rare lines of the log elsewhere.",
+        "Report progress where the first calls of a PyTorch model take more than two seconds for compiling and "
+        "measuring kernels: a line that is updated on a terminal, occasional log lines elsewhere.",
     ),
 )
 _ROWS: Final = {row.name: row for row in TABLE}
@@ -480,9 +487,21 @@ def settings(**overrides: object) -> Iterator[Settings]:
 
 def table_markdown() -> str:
     """Return the table of settings as Markdown, for the documentation."""
-    rows = ["| setting | environment variable | meaning |", "| --- | --- | --- |"]
-    rows += [f"| `{row.name}` | `{row.variable}` | {row.doc} |" for row in TABLE]
+    rows = ["| setting | environment variable | default | meaning |", "| --- | --- | --- | --- |"]
+    rows += [f"| `{row.name}` | `{row.variable}` | {_default_text(row)} | {row.doc} |" for row in TABLE]
     return "\n".join(rows) + "\n"
+
+
+def _default_text(row: Setting) -> str:
+    """Return the default for the table, which must not depend on the machine that writes it."""
+    if row.default in (available_cores, _default_cache_dir, host_memory):
+        return "of the machine"
+    value = row.default()
+    if value is None:
+        return "not set" if row.parse is _optional_path else "`none`"
+    if isinstance(value, bool):
+        return f"`{int(value)}`"
+    return f"`{format_bytes(value)}`" if row.parse is _size else f"`{value}`"
 
 
 assert [row.name for row in TABLE] == [f.name for f in fields(Settings)][:-1], (

@@ -17,13 +17,15 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from inductor_graphs import compiled, count  # noqa: E402
 from jitdnn.errors import InvalidArgument, InvalidShape  # noqa: E402
 from jitdnn.frameworks.torch import (  # noqa: E402
+    choice,
     inductor_convolution_sums,
     inductor_sums,
     inductor_values,
 )
 from jitdnn.frameworks.torch.channel_sums import MOMENTS, SUM, Sums, channel_sums  # noqa: E402
+from jitdnn.frameworks.torch.choice import Decision  # noqa: E402
 from jitdnn.frameworks.torch.convolution_sums import Summed  # noqa: E402
-from jitdnn.frameworks.torch.settled import text_of  # noqa: E402
+from jitdnn.frameworks.torch.settled import settled_convolution, text_of  # noqa: E402
 from torch_kernels import random  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
@@ -156,6 +158,40 @@ def test_channels_that_are_told_when_a_graph_runs() -> None:
     text = str(Sums((form(part.meta["val"]),), False, ((SUM, IDENTITY),), ""))
     graph.output(graph.call_function(channel_sums.default, ([part], text)))
     assert inductor_convolution_sums.sum_results(graph, "") == 0
+
+
+def test_sums_of_other_channels_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one result: they are measured beside passes over these channels."""
+    kinds: list[str] = []
+
+    def decide(what: str, *_: Any) -> Decision:
+        kinds.append(what)
+        return Decision(False, "slower")
+
+    monkeypatch.setattr(choice, "decide", decide)
+    dy, w = (
+        one.bfloat16().contiguous(memory_format=torch.channels_last)
+        for one in (random(2, 8, 5, 4), random(8, 24, 3, 3))
+    )
+    x = torch.empty(2, 24, 5, 4, dtype=dy.dtype).contiguous(memory_format=torch.channels_last)
+    graph = Graph()
+    given = [graph.placeholder(name) for name in "ab"]
+    y = graph.call_function(
+        settled_convolution.default,
+        (*given, None, text_of("data", x, w, dy, False, ([1, 1], [1, 1], [1, 1], False, [0, 0], 1), "")),
+    )
+    for node, value in zip((*given, y), (dy, w, x), strict=True):
+        node.meta["val"] = value
+    made = []
+    for first, last in ((0, 8), (8, 16), (8, 24), (0, 24), (8, 16)):
+        part = graph.call_function(torch.ops.aten.slice.Tensor, (y, 1, first, last))
+        part.meta["val"] = x[:, first:last]
+        text = str(Sums((form(part.meta["val"]),), False, ((SUM, IDENTITY),), ""))
+        made.append(graph.call_function(channel_sums.default, ([part], text)))
+    graph.output(tuple(made))
+    assert inductor_convolution_sums.sum_results(graph, "") == 0
+    assert len(kinds) == 5
+    assert len(set(kinds)) == 4
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 import jitdnn.torch as jt  # noqa: E402
 from inductor_graphs import compiled, count  # noqa: E402
 from jitdnn.errors import InvalidArgument, InvalidShape  # noqa: E402
-from jitdnn.frameworks.torch import channel_sums, inductor_sums, inductor_values  # noqa: E402
+from jitdnn.frameworks.torch import channel_sums, choice, inductor_sums, inductor_values  # noqa: E402
 from jitdnn.frameworks.torch.channel_sums import MOMENTS, SUM, Sums  # noqa: E402
 from jitdnn.frameworks.torch.kernels import channels_last_strides  # noqa: E402
 from torch_kernels import random  # noqa: E402
@@ -89,6 +89,30 @@ def test_layers(norm: Any, act: Any, axes: int, is_low: bool) -> None:
     assert [count(graph, "channel_values") for graph in graphs] == [0, 1]
     assert count(graphs[0], "var_mean") == 0
     assert apart(found, exact) <= 1.5 * apart(stock, exact) + 1e-6
+
+
+def test_values_beside_other_passes_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many passes Inductor makes of the same values is a setting of its."""
+    from torch._inductor import config
+
+    kinds: list[str] = []
+    real = choice.decide
+
+    def decide(what: str, *given: Any) -> Any:
+        kinds.append(what)
+        return real(what, *given)
+
+    monkeypatch.setattr(choice, "decide", decide)
+    own = layers(nn.BatchNorm2d(12), nn.ReLU(), 2)
+    x = random(3, 8, 12, 11).contiguous(memory_format=LAST[4])
+    for threshold in (1, 100, 1):
+        torch._dynamo.reset()
+        run, _, _ = compiled(own)
+        with config.patch(realize_acc_reads_threshold=threshold):
+            gradients(run, own, x, False)
+    names = [what for what in kinds if what.startswith("torch values")]
+    assert len(names) == 3
+    assert names[0] == names[2] != names[1]
 
 
 class Residual(nn.Module):

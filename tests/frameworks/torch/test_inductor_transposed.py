@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 from inductor_graphs import as_on_gpus, close, compiled, count, trained  # noqa: E402
-from jitdnn.frameworks.torch import inductor_transposed  # noqa: E402
+from jitdnn.frameworks.torch import choice, inductor_transposed  # noqa: E402
+from jitdnn.frameworks.torch.choice import Decision  # noqa: E402
 from jitdnn.frameworks.torch.kernels import channels_last_strides  # noqa: E402
 from torch_kernels import random  # noqa: E402
 
@@ -95,3 +96,49 @@ def test_channels_lie_as_the_graph_has_them(monkeypatch: pytest.MonkeyPatch) -> 
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert count(graphs[0], "settled_convolution") == 1
     assert seen[0] == ((2, 5, 3, 4, 2), channels_last_strides((2, 5, 3, 4, 2)))
+
+
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names under which times are kept; PyTorch's kernels are faster."""
+    seen: list[str] = []
+
+    def decide(what: str, *_: Any) -> Decision:
+        seen.append(what)
+        return Decision(False, "slower")
+
+    monkeypatch.setattr(choice, "decide", decide)
+    return seen
+
+
+def test_gradients_that_are_not_the_same_ones_have_times_of_their_own(kinds: list[str]) -> None:
+    """Of x alone, of the filter alone, and of both, each more than once."""
+    names = []
+    x = random(2, 4, 3, 4)
+    for wanted in (("x",), ("weight",), ("x", "weight")) * 2:
+        torch._dynamo.reset()
+        kinds.clear()
+        own = nn.ConvTranspose2d(4, 3, 2, 2).requires_grad_(False)
+        given = x.clone().requires_grad_("x" in wanted)
+        own.weight.requires_grad_("weight" in wanted)
+        run, _, _ = compiled(own)
+        torch.autograd.grad(run(given).sum(), [given if name == "x" else own.weight for name in wanted])
+        names.append(tuple(kinds))
+    assert names[:3] == names[3:]
+    forward, gradients = zip(*names, strict=True)
+    assert len(set(forward)) == 1
+    assert len(set(gradients)) == 3
+
+
+def test_a_bias_that_ours_alone_adds_has_times_of_its_own(kinds: list[str]) -> None:
+    names = {}
+    x = random(2, 8, 3, 4).bfloat16().contiguous(memory_format=torch.channels_last)
+    for bias in (True, False):
+        torch._dynamo.reset()
+        kinds.clear()
+        own = nn.ConvTranspose2d(8, 8, 2, 2, bias=bias).bfloat16().requires_grad_(False)
+        compiled(own.to(memory_format=torch.channels_last))[0](x)
+        names[bias] = tuple(kinds)
+    (product, whole), (product_of_none, whole_of_none) = names[True], names[False]
+    assert product == product_of_none
+    assert whole != whole_of_none

@@ -20,7 +20,15 @@ from jitdnn.devices.cuda_driver import LaunchConfig  # noqa: E402
 from jitdnn.devices.cuda_kernel import WORKSPACE, Frozen, FrozenPart, frozen_parts  # noqa: E402
 from jitdnn.frameworks.torch import native_run  # noqa: E402
 from jitdnn.frameworks.torch.fresh import fresh  # noqa: E402
-from jitdnn.frameworks.torch.launch import GpuLaunch, descriptor, offering, prepared, shortening  # noqa: E402
+from jitdnn.frameworks.torch.launch import (  # noqa: E402
+    GpuLaunch,
+    KernelLaunch,
+    Placed,
+    descriptor,
+    offering,
+    prepared,
+    shortening,
+)
 from jitdnn.frameworks.torch.native_run import OnGpu, Place, on_gpu  # noqa: E402
 from jitdnn.frameworks.torch.options import handle_of  # noqa: E402
 from jitdnn.kernels.formulas.row_algorithms import Chain  # noqa: E402
@@ -321,3 +329,61 @@ def test_generated_code_waits_for_kernels_that_are_compiled_beside() -> None:
     launch._kernel = run
     assert [owner.run(1), owner.run(1), owner.run(1)] == [1, 1, -1]
     assert owner.run is told[0] is native
+
+
+class Runner:
+    """What gives a kernel to the stream in Python: notes the addresses, and stream and workspace of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def launch(self, stream: int, kernel: Any, addresses: Any, alpha: float, beta: float, bytes: int) -> None:
+        assert (alpha, beta) == (1.0, 0.0)
+        self.calls.append((stream, [*addresses], bytes))
+
+
+@pytest.fixture
+def on_stream(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: driver.stream, raising=False)
+
+
+@pytest.mark.usefixtures("on_stream")
+def test_a_kernel_that_is_no_plans_on_memory_of_the_caller(driver: Driver) -> None:
+    """In Python, and then by generated code on the same addresses; another stream is known in Python alone."""
+    runner, kernel = Runner(), SimpleNamespace(frozen=driver.frozen)
+    launch = KernelLaunch(runner, kernel, 0, torch.device("cuda", 0))  # type: ignore[arg-type]
+    call = Placed(launch, 2, [Place(0), Place(1, 64), Place(1)])
+    x, y = X.data_ptr(), STATISTICS.data_ptr()
+    call.run(X, STATISTICS)
+    assert runner.calls == [(0, [x, y + 64, y], 0)]
+    assert type(call.run) is type(len)
+    call.run(X, STATISTICS)
+    assert [values[:3] for _, _, _, values in driver.launches] == [[x, y + 64, y]] * 2
+    driver.stream = 7
+    call.run(STATISTICS, X)
+    assert runner.calls[1:] == [(7, [y, x + 64, x], 0)]
+    assert len(driver.launches) == 2
+
+
+@pytest.mark.usefixtures("on_stream")
+def test_what_a_kernel_asks_of_addresses_is_asked_in_python(driver: Driver) -> None:
+    slow: list[Any] = []
+    kernel = SimpleNamespace(frozen=driver.frozen)
+    launch = KernelLaunch(Runner(), kernel, 0, torch.device("cuda", 0), 16)  # type: ignore[arg-type]
+    call = Placed(launch, 2, [Place(0), Place(1, 64), Place(1)], lambda *given: slow.append(given))
+    call.run(X, STATISTICS)
+    assert type(call.run) is type(len)
+    call.run(X, STATISTICS)
+    assert (len(slow), len(driver.launches)) == (1, 2)
+    call.run(X[1:], STATISTICS)
+    assert (len(slow), len(driver.launches)) == (2, 2)
+
+
+@pytest.mark.usefixtures("on_stream")
+def test_a_kernel_that_is_more_than_launches_stays_in_python(driver: Driver) -> None:
+    runner = Runner()
+    call = Placed(KernelLaunch(runner, object(), 32, torch.device("cuda", 0)), 1, [Place(0)])  # type: ignore[arg-type]
+    for number in range(6):
+        call.run(X)
+        assert runner.calls == [(0, [X.data_ptr()], 32)] * (number + 1)
+    assert not driver.launches

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
-from jitdnn.frameworks.torch import choice, guards, instance_norm_modules, modules, whole  # noqa: E402
+from jitdnn.frameworks.torch import choice, guards, instance_norm_modules, kinds, modules, whole  # noqa: E402
 from jitdnn.frameworks.torch.calls import CALLS  # noqa: E402
 from torch_kernels import Mode, agree, check, random, watched  # noqa: E402
 
@@ -441,3 +441,18 @@ def test_what_is_measured_are_calls_as_they_are_remembered(
     assert found[1:] == [SHORT if is_faster else "GeluBackward0"] * 3
     assert (CALLS in model.__dict__) is is_faster
     assert whole.SHORT[nn.functional.gelu]((random(3).long(),), {}, "measure=never") is None
+
+
+def test_a_short_way_of_another_epoch_is_forgotten() -> None:
+    """Of an instance normalization that has an activation behind it since then, whose calls have no such way."""
+    block = jt.convert(nn.Sequential(nn.InstanceNorm2d(3, affine=True), nn.ReLU()), measure="never")
+    x = random(2, 3, 5, 4)
+    for _ in range(3):
+        block[0](x)
+    calls = block[0].__dict__[CALLS]
+    assert calls.quick is not None
+    kinds.forget()
+    for _ in range(3):
+        block(x)
+    assert [one.quick for one in calls.entries] == [None]
+    assert calls.quick is None

@@ -1,4 +1,4 @@
-"""Descriptors of sequences for attention and of multi-head attention, and the places of its weights."""
+"""Descriptors of sequences for attention and of multi-head attention, and the layout of its weights."""
 
 from __future__ import annotations
 

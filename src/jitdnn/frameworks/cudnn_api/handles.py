@@ -1,4 +1,4 @@
-"""Handles and streams, versions, errors in words, and the callback of messages."""
+"""Handles and streams, versions, error strings, and the message callback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptors of recurrent layers and of their sequences, and the places of the weights."""
+"""Descriptors of recurrent layers and of their sequences, and the layout of the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transforms that pad: their descriptor, and tensors and filters through them. Folding is refused."""
+"""Padding transforms: their descriptor, and tensors and filters through them. Folding is refused."""
 
 from __future__ import annotations
 

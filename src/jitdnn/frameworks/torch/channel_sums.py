@@ -20,13 +20,14 @@ from torch import Tensor
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.frameworks.torch.inductor_launches import SEEN, shorten
 from jitdnn.frameworks.torch.kinds import DTYPES, at
+from jitdnn.frameworks.torch.launch import KernelLaunch, Placed
+from jitdnn.frameworks.torch.native_run import Place
 from jitdnn.frameworks.torch.options import handle_of
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.frameworks.torch.tail import computed, expression_of
 from jitdnn.kernels.formulas.row_algorithms import Step
 from jitdnn.kernels.formulas.row_programs import Pass, Program
 from jitdnn.kernels.tables import rows_kernel
-from jitdnn.ops.gpu_call import stream_of_library
 from jitdnn.retention import Recent
 from jitdnn.rtcg.expression import Graph, finish
 from jitdnn.tensor import TensorDescriptor
@@ -36,7 +37,6 @@ SUM, MOMENTS = "sum", "moments"
 #: shape, strides, and the name of the type
 Form = tuple[tuple[int, ...], tuple[int, ...], str]
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
-_Run = Callable[[Sequence[int]], None]
 
 
 def checked_forms(given: Any) -> tuple[Form, ...]:
@@ -151,20 +151,17 @@ def launcher(
     Of the text, `step` is the program over rows, `places` the bytes from the beginning of `out` to each of its results,
     `options` the text of options.py; `compute` does the same on processors.
     """
-    known: Recent[tuple[str, int], _Run] = Recent(4096)
+    known: Recent[tuple[str, int], Placed] = Recent(4096)
 
-    def prepared(text: str, device: torch.device) -> _Run:
+    def prepared(text: str, device: torch.device, operands: int) -> Placed:
         runner = at(device, handle_of(options(text), device.type))
         kernel, bytes = rows_kernel(step(text), runner.device)
-        in_force = stream_of_library(("torch",), device.index or 0)
-        assert in_force is not None
-        begins = tuple(places(text))
-
-        def run(addresses: Sequence[int]) -> None:
-            *operands, first = addresses
-            runner.launch(in_force(), kernel, [*operands, *(first + at for at in begins)], 1.0, 0.0, bytes)
-
-        return run
+        results = [Place(operands, begin) for begin in places(text)]
+        return Placed(
+            KernelLaunch(runner, kernel, bytes, device),
+            operands + 1,
+            [*map(Place, range(operands)), *results],
+        )
 
     def launch(*given: Any, out: Tensor) -> None:
         *operands, text, names = given
@@ -174,8 +171,10 @@ def launcher(
             compute(text, operands, out)
             return
         key = (text, out.get_device())
-        run = known.get(key) or known.older(key) or known.put(key, prepared(text, out.device))
-        run([*(one.data_ptr() for one in operands), out.data_ptr()])
+        found = known.get(key) or known.older(key)
+        if found is None:
+            found = known.put(key, prepared(text, out.device, len(operands)))
+        found.run(*operands, out)
 
     return launch
 

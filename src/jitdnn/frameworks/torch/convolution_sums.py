@@ -4,7 +4,8 @@ What a normalization behind a convolution reads first, and in front of its gradi
 gradient reads first. Where the convolution's kernel adds it up as its results leave, nothing reads these for it. In a
 graph of Inductor's it takes the place of `jitdnn::settled_convolution` and of `jitdnn::channel_sums`
 (inductor_convolution_sums.py), and as these it is told all but its operands by a text: that of the convolution, that of
-the sums, and which of their operands is the result. Of moments it gives the sums of results and of their squares.
+the sums, and which of their operands is the result; Inductor's code calls `launch`. Of moments it gives the sums of
+results and of their squares.
 """
 
 from __future__ import annotations
@@ -12,34 +13,37 @@ from __future__ import annotations
 from ast import literal_eval
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, get_num_threads
 
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.frameworks.torch import settled
-from jitdnn.frameworks.torch.channel_sums import MOMENTS, SUM, Sums, descriptor_of, laid
+from jitdnn.frameworks.torch.channel_sums import MOMENTS, SUM, Form, Sums, descriptor_of, laid
 from jitdnn.frameworks.torch.convolution import problem_of
 from jitdnn.frameworks.torch.fresh import fresh
+from jitdnn.frameworks.torch.inductor_launches import SEEN, shorten
 from jitdnn.frameworks.torch.kinds import at
-from jitdnn.frameworks.torch.launch import direct
+from jitdnn.frameworks.torch.launch import Direct, KernelLaunch, Placed, direct
+from jitdnn.frameworks.torch.native_run import Place
 from jitdnn.frameworks.torch.options import handle_of
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.frameworks.torch.tail import computed, expression_of
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.tables import summed_convolution_kernel
-from jitdnn.ops.gpu_call import stream_of_library
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.retention import Recent
 
 _ALIGNMENT = 16  # of what the copy engine reads, and of what is read and stored by as much
-_Run = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
-_known: Recent[tuple[str, torch.device], _Run] = Recent(4096)
+#: by text, threads and the number of the GPU, -1 for the processor
+_known: Recent[tuple[str, int, int], Placed] = Recent(4096)
+#: what allocates the result and the sums of a call of the operator
+_made: Recent[tuple[str, torch.device], tuple[Callable[[], Tensor], Callable[[], Tensor]]] = Recent(4096)
 
 
 @dataclass(frozen=True)
@@ -78,16 +82,39 @@ class Summed:
         """Whether the sums are those of results and of their squares."""
         return self.sums.results[0][0] == MOMENTS
 
-    @property
+    @cached_property
     def y(self) -> settled.Form:
         """The form of the convolution's result."""
         return settled.form_of_result(self.own)
 
-    @property
+    @cached_property
     def form(self) -> settled.Form:
         """The form of the sums, (2, N or 1, channels)."""
         _, batch, channels = self.sums.result
         return (2, batch, channels), (batch * channels, channels, 1), torch.float32
+
+    @property
+    def behind(self) -> int:
+        """How many bytes behind the first sums the others begin."""
+        return 4 * prod(self.form[0][1:])
+
+    @cached_property
+    def given(self) -> tuple[Form, ...]:
+        """The forms of the operands of the convolution."""
+        return tuple(
+            (shape, strides, str(dtype).removeprefix("torch."))
+            for shape, strides, dtype in settled.forms_of_operands(self.own)
+        )
+
+    @cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """Those of all operands, as `launch` takes them."""
+        return (*self.given, *self.beside)
+
+    @cached_property
+    def beside(self) -> tuple[Form, ...]:
+        """The forms of the operands of the sums beside the result."""
+        return tuple(form for place, form in enumerate(self.sums.forms) if place != self.place)
 
     @property
     def count(self) -> int:
@@ -133,8 +160,9 @@ class Summed:
         return sorted(left, key=lambda place: self.sums.forms[place][0] != self.sums.shape)
 
 
-def _launcher(summed: Summed, device: torch.device) -> Callable[[list[int]], None] | None:
-    """What runs it as one plan on the addresses of both operands, the result, the sums of both kinds, and others."""
+def _launcher(summed: Summed, device: torch.device) -> Direct | KernelLaunch:
+    """What runs it as one kernel or plan on the addresses of both operands, the result, the sums of both kinds, and
+    others."""
     options = settled.parsed(summed.own)[-1]
     if summed.is_moments:
         problem = summed.problem()
@@ -144,70 +172,82 @@ def _launcher(summed: Summed, device: torch.device) -> Callable[[list[int]], Non
         metas = [torch.empty_strided(*form[:2], dtype=form[2], device="meta") for form in (*given, summed.y)]
         shape = summed.form[0][1:] if summed.sums.is_by_image else summed.form[0][2:]
         row = torch.empty(shape, device="meta")
-        run = direct(handle_of(options, device.type), problem, [*metas, row, row], device)
-        return None if run is None else run.at
+        return direct(handle_of(options, device.type), problem, [*metas, row, row], device)
     if device.type == "cpu":
         return None
     runner = at(device, handle_of(options, device.type))
     found = summed.kernel(runner)
-    in_force = stream_of_library(("torch",), device.index or 0)
-    if isinstance(found, str) or in_force is None:
-        return None
-    kernel, bytes = found
-    return lambda addresses: runner.launch(in_force(), kernel, addresses, 1.0, 0.0, bytes)
+    return None if isinstance(found, str) else KernelLaunch(runner, *found, device, _ALIGNMENT)
 
 
-def _prepare(text: str, device: torch.device) -> _Run:
+def _prepared(text: str, device: torch.device) -> Placed:
+    """What runs it on a, w, the other operands of the sums in the order of the text, the sums, and the result."""
     summed = Summed.of(text)
-    made = [fresh(*form, device) for form in (summed.y, summed.form)]
-    run = _launcher(summed, device)
-    behind = 4 * prod(summed.form[0][1:])
-    given = [_named(form) for form in settled.forms_of_operands(summed.own)]
-    places = summed.others
-    forms = [summed.sums.forms[place] for place in places]
-    count = sum(shape == summed.sums.shape for shape, _, _ in forms)
+    others = [place - (place > summed.place) for place in summed.others]
+    result, totals = 3 + len(others), 2 + len(others)
+    places = [Place(0), Place(1), Place(result), Place(totals), Place(totals, summed.behind)]
+    places += [Place(2 + place) for place in others]
 
-    def call(a: Tensor, w: Tensor, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        a, w, *others = [
-            *laid((a, w), given),
-            *laid([operands[place - (place > summed.place)] for place in places], forms),
-        ]
-        if len(operands) != len(places):
-            raise InvalidArgument(f"{len(operands)} operands beside the result: the text has {len(places)}")
-        y, sums = (one() for one in made)
-        if run is not None:
-            first = sums.data_ptr()
-            wide = [one.data_ptr() for one in (a, w, y, *others[:count])]
-            if summed.is_moments or not any(address % _ALIGNMENT for address in wide):
-                rest = [one.data_ptr() for one in others[count:]]
-                run([*wide[:3], first, first + behind, *wide[3:], *rest])
-                return y, sums
+    def in_parts(*tensors: Tensor) -> None:
+        a, w, *operands, sums, y = tensors
         y.copy_(settled.settled_convolution.default(a, w, None, summed.own))
-        _add(summed, y, dict(zip(places, others, strict=True)), sums)
-        return y, sums
+        _add(summed, y, operands, sums)
 
-    return call
+    found = _launcher(summed, device)
+    if found is None or summed.is_moments:  # whose plan takes any addresses
+        return Placed(found, result + 1, places, in_parts if found is None else None)
+    wide = [2 + place for place in others if summed.beside[place][0] == summed.sums.shape]
+    aligned, at = (0, 1, *wide, result), found.at
+
+    def run(*tensors: Tensor) -> None:
+        given = [one.data_ptr() for one in tensors]
+        if any(given[one] % _ALIGNMENT for one in aligned):
+            in_parts(*tensors)
+        else:
+            at([given[operand] + offset for operand, offset in places])
+
+    return Placed(found, result + 1, places, run)
 
 
-def _add(summed: Summed, y: Tensor, others: dict[int, Tensor], sums: Tensor) -> None:
+def launch(*given: Any, out: Tensor) -> None:
+    """Run what a text says into `out`, which has the form of the convolution's result: nothing is checked.
+
+    `given`: a, w, the operands of the sums beside the result, the memory of the sums, the text, and the global names of
+    the code that calls it (settled.py) or None.
+    """
+    *tensors, text, names = given
+    if names is not None and SEEN not in names:
+        shorten(names)
+    key = (text, get_num_threads(), out.get_device())
+    found = _known.get(key) or _known.older(key)
+    if found is None:
+        found = _known.put(key, _prepared(text, out.device))
+    found.run(*tensors, out)
+
+
+def _add(summed: Summed, y: Tensor, others: Sequence[Tensor], sums: Tensor) -> None:
     """The sums by PyTorch's operators."""
-    values = [
-        (y if place == summed.place else others[place]).float() for place in range(len(summed.sums.forms))
-    ]
+    values = [one.float() for one in others]
+    values.insert(summed.place, y.float())
     wide = [computed(steps, list(values)).expand(summed.sums.shape) for _, steps in summed.sums.results]
     for place, one in enumerate((wide[0], wide[0].square()) if summed.is_moments else wide):
         sums[place].copy_(one.sum(summed.sums.axes).view(sums[place].shape))
 
 
-def _named(form: settled.Form) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-    shape, strides, dtype = form
-    return shape, strides, str(dtype).removeprefix("torch.")
-
-
 def _kernel(a: Tensor, w: Tensor, operands: Sequence[Tensor], text: str) -> tuple[Tensor, Tensor]:
+    summed = Summed.of(text)
+    if len(operands) != len(summed.beside):
+        raise InvalidArgument(
+            f"{len(operands)} operands beside the result: the text has {len(summed.beside)}"
+        )
+    a, w, *others = laid((a, w, *operands), summed.forms)
     key = (text, a.device)
-    run = _known.get(key) or _known.older(key) or _known.put(key, _prepare(text, a.device))
-    return run(a, w, operands)
+    made = _made.get(key) or _made.older(key)
+    if made is None:
+        made = _made.put(key, (fresh(*summed.y, a.device), fresh(*summed.form, a.device)))
+    y, sums = made[0](), made[1]()
+    launch(a, w, *others, sums, text, None, out=y)
+    return y, sums
 
 
 def _fake(a: Tensor, w: Tensor, operands: Sequence[Tensor], text: str) -> tuple[Tensor, Tensor]:
@@ -225,8 +265,3 @@ convolution_sums = define(
     _fake,
     has_batching=True,
 )
-
-
-def call(a: Tensor, w: Tensor, operands: Sequence[Tensor], text: str) -> Callable[[], Any]:
-    """A call as the code of a graph makes it, to measure."""
-    return lambda: convolution_sums.default(a, w, operands, text)

@@ -64,6 +64,8 @@ class Remembered:
         self.learnt += 1
         alive = [one for one in self.entries if one.state[EPOCH] == entry.state[EPOCH]]
         self.entries = (entry, *alive[: MOST - 1])
+        if self.quick not in [getattr(one, "quick", None) for one in self.entries]:
+            self.quick = None
 
 
 def are_there() -> bool:

@@ -21,7 +21,7 @@ from torch.fx import Graph, Node
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.frameworks.torch import choice, inductor_lowering
 from jitdnn.frameworks.torch.channel_sums import MOMENTS, SUM, Sums, channel_sums
-from jitdnn.frameworks.torch.convolution_sums import Summed, call, convolution_sums
+from jitdnn.frameworks.torch.convolution_sums import Summed, convolution_sums
 from jitdnn.frameworks.torch.inductor_forms import follows, measuring, real
 from jitdnn.frameworks.torch.inductor_rewriting import refresh
 from jitdnn.frameworks.torch.inductor_sums import moments_left
@@ -240,14 +240,20 @@ def _is_faster(one: _Pair, options: str) -> bool:
             others = [*every[:place], *every[place + 1 :]]
             first = inductor_lowering.call(a, w, None, one.convolution.args[3])
             second = inductor_lowering.sums_call(every, text)
-            device = a.device
+            both, device = inductor_lowering.convolution_sums_call(a, w, others, own), a.device
             decision = choice.decide(
-                f"torch convolution and sums {own}", handle_of(options, device.type), device,
-                parse(options).measure, call(a, w, others, own), _one_by_one(first, second),
+                _kind(one), handle_of(options, device.type), device, parse(options).measure, both,
+                _one_by_one(first, second),
             )  # fmt: skip
     except torch.OutOfMemoryError:
         return False
     return decision.is_ours
+
+
+def _kind(one: _Pair) -> str:
+    """What tells the times of a pair from others: of sums of some channels those are measured that are read."""
+    part = "" if one.part is None else f" of {one.part[1]} channels from {one.part[0]} on"
+    return f"torch convolution with sums {one.summed}{part}"
 
 
 def _one_by_one(*calls: Callable[[], Any]) -> Callable[[], None]:

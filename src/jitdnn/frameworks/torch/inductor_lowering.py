@@ -52,7 +52,12 @@ def register() -> None:
     _is_known = False
     try:
         from torch._inductor import ir
-        from torch._inductor.lowering import constrain_to_fx_strides, fallback_handler, register_lowering
+        from torch._inductor.lowering import (
+            constrain_to_fx_strides,
+            empty_strided,
+            fallback_handler,
+            register_lowering,
+        )
         from torch._inductor.select_algorithm import extern_kernels
 
         needed = (
@@ -60,6 +65,10 @@ def register() -> None:
             ir.FixedLayout,
             ir.TensorBox.create,
             ir.ExternKernel.require_exact_strides,
+            ir.ExternKernel.get_outputs,
+            ir.MutationOutput,
+            ir.NoneLayout,
+            empty_strided,
         )
     except (ImportError, AttributeError):
         return
@@ -69,6 +78,7 @@ def register() -> None:
     extern_kernels.jitdnn_convolution_pointwise = settled_pointwise.launch
     extern_kernels.jitdnn_channel_sums = channel_sums.launch
     extern_kernels.jitdnn_channel_values = channel_values.launch
+    extern_kernels.jitdnn_convolution_sums = convolution_sums.launch
     plain, fused, sums, values, both = (
         fallback_handler(one.default, add_to_fallback_set=False)
         for one in (
@@ -121,9 +131,10 @@ def register() -> None:
     @register_lowering(convolution_sums.convolution_sums.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
     def lower_both(a: Any, w: Any, operands: Sequence[Any], text: str) -> Any:
         summed = convolution_sums.Summed.of(text)
-        own = [form[1] for form in settled.forms_of_operands(summed.own)]
-        others = [one[1] for place, one in enumerate(summed.sums.forms) if place != summed.place]
-        return both(*_laid([a, w], own), _laid(operands, others), text)
+        laid = _laid([a, w, *operands], [form[1] for form in summed.forms])
+        if not _generates_python():
+            return both(*laid[:2], laid[2:], text)
+        return _called("jitdnn_convolution_sums", laid, text, summed.y, [summed.form])
 
     _is_known = True
     _register_groups()
@@ -221,69 +232,64 @@ def _register_groups() -> None:
     can_group = True
 
 
-def call(a: Tensor, b: Tensor, bias: Tensor | None, text: str) -> Callable[[], Tensor]:
+def call(a: Tensor, b: Tensor, bias: Tensor | None, text: str) -> Callable[[], Any]:
     """A call as the code of a graph makes it, to measure."""
     if not _is_known:
         return lambda: settled_convolution.default(a, b, bias, text)
-    made = fresh(*settled.form_of_result(text), a.device)
-    operands = (a, b) if bias is None else (a, b, bias)
     launch = settled.shortest(settled.launch if bias is None else settled.launch_with_bias)
-
-    def run() -> Tensor:
-        y = made()
-        launch(*operands, text, None, out=y)
-        return y
-
-    return run
+    operands = (a, b) if bias is None else (a, b, bias)
+    return _launched(launch, operands, text, settled.form_of_result(text))
 
 
 def pointwise_call(
     x: Tensor, w: Tensor, operands: Sequence[Tensor], arguments: Sequence[Any]
-) -> Callable[[], Tensor]:
+) -> Callable[[], Any]:
     """The same of a convolution and what follows; `arguments` of the operator behind its operands."""
     if not _is_known:
         return lambda: convolution_pointwise.default(x, w, operands, *arguments)
     text = settled_pointwise.text_of((x, w, *operands), arguments)
-    made = fresh(*settled_pointwise.form_of_result(text), x.device)
-
-    def run() -> Tensor:
-        y = made()
-        settled_pointwise.launch(x, w, *operands, text, None, out=y)
-        return y
-
-    return run
+    return _launched(
+        settled_pointwise.launch, (x, w, *operands), text, settled_pointwise.form_of_result(text)
+    )
 
 
-def sums_call(operands: Sequence[Tensor], text: str) -> Callable[[], Tensor]:
+def sums_call(operands: Sequence[Tensor], text: str) -> Callable[[], Any]:
     """The same of sums over the pixels of channels."""
-    return _channel_call(
-        channel_sums.channel_sums, channel_sums.launch, channel_sums.form_of_result, operands, text
-    )
+    if not _is_known:
+        return lambda: channel_sums.channel_sums.default(operands, text)
+    return _launched(channel_sums.launch, operands, text, channel_sums.form_of_result(text))
 
 
-def values_call(operands: Sequence[Tensor], text: str) -> Callable[[], Tensor]:
+def values_call(operands: Sequence[Tensor], text: str) -> Callable[[], Any]:
     """The same of values with numbers of channels."""
-    return _channel_call(
-        channel_values.channel_values, channel_values.launch, channel_values.form_of_result, operands, text
-    )
+    if not _is_known:
+        return lambda: channel_values.channel_values.default(operands, text)
+    return _launched(channel_values.launch, operands, text, channel_values.form_of_result(text))
 
 
-def _channel_call(
-    operator: Any,
+def convolution_sums_call(a: Tensor, w: Tensor, operands: Sequence[Tensor], text: str) -> Callable[[], Any]:
+    """The same of a convolution and sums of its results."""
+    if not _is_known:
+        return lambda: convolution_sums.convolution_sums.default(a, w, operands, text)
+    summed = convolution_sums.Summed.of(text)
+    return _launched(convolution_sums.launch, (a, w, *operands), text, summed.y, [summed.form])
+
+
+def _launched(
     launch: Callable[..., None],
-    form_of: Callable[[str], Any],
     operands: Sequence[Tensor],
     text: str,
-) -> Callable[[], Tensor]:
-    if not _is_known:
-        return lambda: operator.default(operands, text)
-    shape, strides, dtype = form_of(text)
-    made = fresh(shape, strides, dtype, operands[0].device)
+    result: settled.Form,
+    others: Sequence[settled.Form] = (),
+) -> Callable[[], Any]:
+    """What allocates the result, and what is written beside it, and launches."""
+    device = operands[0].device
+    made, beside = fresh(*result, device), [fresh(*form, device) for form in others]
 
-    def run() -> Tensor:
-        out = made()
-        launch(*operands, text, None, out=out)
-        return out
+    def run() -> Any:
+        y, behind = made(), [one() for one in beside]
+        launch(*operands, *behind, text, None, out=y)
+        return (y, *behind) if behind else y
 
     return run
 
@@ -320,12 +326,23 @@ def _laid(operands: Sequence[Any], strides: Sequence[Sequence[int]]) -> list[Any
     return [exact(one, list(own)) for one, own in zip(operands, strides, strict=True)]
 
 
-def _called(name: str, operands: Sequence[Any], text: str, result: settled.Form) -> Any:
-    """The node of Inductor's graph for a call of a function."""
+def _called(
+    name: str, operands: Sequence[Any], text: str, result: settled.Form, others: Sequence[settled.Form] = ()
+) -> Any:
+    """The node of Inductor's graph for a call of a function; with the forms of `others`, nodes of all its results.
+
+    Inductor has calls with one result. What is written beside it is memory that Inductor allocates before the call,
+    which is given it behind the operands and changes it.
+    """
     from torch._inductor import ir
+    from torch._inductor.lowering import empty_strided
 
     shape, strides, dtype = result
-    layout = ir.FixedLayout(operands[0].get_device(), dtype, list(shape), list(strides))
-    real = [ir.ExternKernel.realize_input(one) for one in operands]
+    device = operands[0].get_device()
+    layout = ir.FixedLayout(device, dtype, list(shape), list(strides))
+    beside = [empty_strided(list(own), list(steps), dtype=of, device=device) for own, steps, of in others]
+    real = [ir.ExternKernel.realize_input(one) for one in (*operands, *beside)]
     node = ir.ExternKernelOut(layout, real, (text, _NAMES), python_kernel_name=f"extern_kernels.{name}")
-    return ir.TensorBox.create(node)
+    node.mutation_outputs = [ir.MutationOutput(ir.NoneLayout(device=device), one, node) for one in beside]
+    box = ir.TensorBox.create(node)
+    return (box, *beside) if beside else box

@@ -162,15 +162,18 @@ def _fastest(options: str, node: Node, may_be_whole: bool) -> str | None:
             product, stock = (_forward if is_forward else _backward)(node, *tensors)
             device = tensors[0].device
             handle, name = handle_of(options, device.type), f"torch {node.target} transposed"
-            kind = f"{words(tuple(tensors))} {_is_laid(node)} {options}"
+            wanted = "" if is_forward else f" {[bool(one) for one in node.args[10][:2]]}"
+            kind = f"{words(tuple(tensors))} {_is_laid(node)}{wanted} {options}"
             measure = parse(options).measure
             decision = choice.decide(f"{name} as product {kind}", handle, device, measure, product, stock)
             way = _PRODUCT if decision.is_ours else None
             if may_be_whole:
                 call = inductor_patches.forward_call if is_forward else inductor_patches.backward_call
                 ours, rival = call(node, options, *tensors), product if decision.is_ours else stock
+                # of these two ours alone adds the bias: others leave it to what reads the result
+                bias = " with a bias" if is_forward and node.args[2] is not None else ""
                 decision = choice.decide(
-                    f"{name} as it is, {way} {kind}", handle, device, measure, ours, rival
+                    f"{name} as it is{bias}, {way} {kind}", handle, device, measure, ours, rival
                 )
                 way = _WHOLE if decision.is_ours else way
     except torch.OutOfMemoryError:

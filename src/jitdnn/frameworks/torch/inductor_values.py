@@ -175,25 +175,29 @@ def _is_faster(values: Values, one: _Found, options: str) -> bool:
         with measuring(True):
             tensors = reals(places_of([one.formula]), values.forms)
             device, text = tensors[0].device, str(values)
-            ours = inductor_lowering.values_call(tensors, text)
+            ours, is_divided = inductor_lowering.values_call(tensors, text), _is_divided(one.reads)
             decision = choice.decide(
-                f"torch values {text}", handle_of(options, device.type), device, parse(options).measure, ours,
-                _passes(values, tensors, one.reads),
+                f"torch values {text} beside {1 + is_divided}", handle_of(options, device.type), device,
+                parse(options).measure, ours, _passes(values, tensors, is_divided),
             )  # fmt: skip
     except torch.OutOfMemoryError:
         return False
     return decision.is_ours
 
 
-def _passes(values: Values, tensors: Sequence[Tensor], reads: int) -> Callable[[], object]:
-    """Passes over the same bytes that read no number of a channel, as many as Inductor makes: what reads more than so
-    many tensors, small ones counted, it writes down on the way."""
+def _is_divided(reads: int) -> bool:
+    """Whether Inductor makes two passes: it writes down what reads more than so many tensors, small ones counted."""
     from torch._inductor import config
 
+    return reads > (getattr(config, "realize_acc_reads_threshold", None) or _MOST_READS)
+
+
+def _passes(values: Values, tensors: Sequence[Tensor], is_divided: bool) -> Callable[[], object]:
+    """Passes over the same bytes that read no number of a channel, as many as Inductor makes."""
     wide = [one for one in tensors if one.shape == values.result[0]]
     out = torch.empty_like(wide[0], dtype=getattr(torch, values.result[2]))
     first = _one_pass(wide, out)
-    if reads <= (getattr(config, "realize_acc_reads_threshold", None) or _MOST_READS):
+    if not is_divided:
         return first
     second = _one_pass([out, *wide[1:]][:2], torch.empty_like(out))
 

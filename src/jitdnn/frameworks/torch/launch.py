@@ -181,6 +181,44 @@ class GpuLaunch:
             self._kernel = kernel  # last, for other threads
 
 
+class KernelLaunch:
+    """A kernel of a GPU that is no plan's, with its bytes of workspace, on the stream that is in force in PyTorch.
+
+    `alignment`: of all addresses, in calls by generated code.
+    """
+
+    __slots__ = ("_alignment", "_bytes", "_in_force", "_kernel", "_runner", "index")
+
+    def __init__(
+        self,
+        runner: Handle,
+        kernel: Callable[..., None],
+        bytes: int,
+        device: torch.device,
+        alignment: int = 1,
+    ) -> None:
+        self.index = device.index or 0
+        in_force = stream_of_library(("torch",), self.index)
+        assert in_force is not None
+        self._runner, self._kernel, self._bytes, self._in_force = runner, kernel, bytes, in_force
+        self._alignment = alignment
+
+    def at(self, addresses: Sequence[int]) -> None:
+        """Give it to the stream, on what lies at these addresses."""
+        self._runner.launch(self._in_force(), self._kernel, addresses, 1.0, 0.0, self._bytes)
+
+    def on_gpu(self, places: Sequence[Place]) -> OnGpu | None:
+        """A call for generated code, with addresses at these places; None where it is more than launches."""
+        parts = frozen_parts(self._kernel, len(places))
+        if parts is None:
+            return None
+        aligned = [
+            part._replace(frozen=part.frozen._replace(alignment=max(self._alignment, part.frozen.alignment)))
+            for part in parts
+        ]
+        return OnGpu(aligned, places, self._bytes)
+
+
 Direct: TypeAlias = Launch | GpuLaunch | None
 
 
@@ -272,9 +310,37 @@ def shortening(
     return first
 
 
+class Placed:
+    """`run(*tensors)` on so many tensors of the caller's, results among them: a launch with the addresses at these
+    places, by generated code where that can be.
+
+    `slow` is the same in Python, where that is more than a launch, or there is none.
+    """
+
+    __slots__ = ("run",)
+
+    def __init__(
+        self, launch: Launch | GpuLaunch | KernelLaunch | None, count: int, places: Sequence[Place],
+        slow: Callable[..., None] | None = None,
+    ) -> None:  # fmt: skip
+        if launch is None:
+            assert slow is not None
+            self.run: Callable[..., Any] = slow
+            return
+        at = launch.at
+
+        def run(*tensors: Tensor) -> None:
+            given = [one.data_ptr() for one in tensors]
+            at([given[operand] + offset for operand, offset in places])
+
+        slow = slow or run
+        offered = offering(slow, partial(native, launch, count, (), places, slow), [launch])
+        self.run = shortening(self, "run", offered)
+
+
 def native(
-    launch: Launch | GpuLaunch, inputs: int, makers: Sequence[Callable[[], Tensor] | None], places: Sequence[Place],
-    slow: Callable[..., Any], is_one: bool = False,
+    launch: Launch | GpuLaunch | KernelLaunch, inputs: int, makers: Sequence[Callable[[], Tensor] | None],
+    places: Sequence[Place], slow: Callable[..., Any], is_one: bool = False,
 ) -> Callable[..., Any] | None:  # fmt: skip
     """What runs a launch on so many inputs as generated code, with the plan's addresses at these places; None where
     that cannot be, or not yet. `slow` is the same in Python."""

@@ -1,7 +1,7 @@
-"""What the cost models of CUDA's kernels were fitted to, on an H100: shares of the facts of a device, without units.
+"""Constants of the cost models of CUDA's kernels, fitted on an H100: shares of the facts of a device, without units.
 
-Sizes, clocks and rates are facts of the device (`devices/gpu_facts.py`); the functions here make of them the rates that
-a model needs. The clocks differ because each model was fitted to measurements of its own kernels; a model's other
+Sizes, clocks and rates are facts of the device (`devices/gpu_facts.py`); the functions here derive from them the rates
+that a model needs. The clocks differ because each model was fitted to measurements of its own kernels; a model's other
 constants belong to its clock.
 """
 

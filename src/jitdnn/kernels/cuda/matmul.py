@@ -1,12 +1,12 @@
 """Matrix products on the tensor cores: convolutions with a single tap, run by the kernels of implicit_gemm.
 
-c[m, n] = sum over k of a[m, k] b[k, n] is one of three convolutions; the strides say which reads neighbours in memory:
+c[m, n] = sum over k of a[m, k] b[k, n] is one of three convolutions; the strides decide which reads contiguous memory:
 
     rows      fprop: a's rows are pixels with k channels, b is the filter      (a is K-major)
     columns   the same of the transposed matrices                              (b is K-major)
     across    wgrad: k are the pixels                                          (both are MN-major)
 
-The products of a batch take the place of groups where one stride leads from each to the next, or, but for `across`,
+The products of a batch take the place of groups where one stride leads from each to the next, or, except for `across`,
 where it does within runs that are evenly spaced: heads within images.
 """
 
@@ -54,7 +54,7 @@ class Orientation:
 
 
 class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
-    """Products as convolutions; few tiles are split along k."""
+    """Matrix products as convolutions with one tap, by `mma.sync`; few tiles are split along k."""
 
     name = "matrix_units"
     problem = MatMul
@@ -96,14 +96,14 @@ class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
 
 
 class TensorCoreMatmulInPlace(TensorCoreMatmul):
-    """The same without workspace: nothing is packed, and k is not split."""
+    """`matrix_units` without workspace: nothing is packed, and k is not split."""
 
     name = "matrix_units_in_place"
     uses_workspace = False
 
 
 class MatmulFma(MultiplyAddAlgorithm[MatMul], TensorCoreMatmul):
-    """Products by multiply-adds in f32, as convolutions; few tiles are split along k."""
+    """Matrix products as convolutions with one tap, by multiply-adds in f32; few tiles are split along k."""
 
     name = "implicit_gemm_fma"
 

@@ -46,7 +46,7 @@ its operands by whole sectors where rows are as they are."""
 
 
 class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
-    """Products as convolutions; few tiles are split along k."""
+    """Matrix products as convolutions with one tap, by `wgmma`; few tiles are split along k."""
 
     name = "matrix_units_wgmma"
     version: ClassVar[int] = 7
@@ -118,7 +118,7 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
 
 
 class WarpgroupMatmulInPlace(WarpgroupMatmul):
-    """The same without workspace: nothing is packed, and k is not split."""
+    """`matrix_units_wgmma` without workspace: nothing is packed, and k is not split."""
 
     name = "matrix_units_wgmma_in_place"
     uses_workspace = False

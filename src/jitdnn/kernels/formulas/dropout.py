@@ -1,4 +1,4 @@
-"""Dropout in one pass, the mask made of random words on the way and kept nowhere."""
+"""Dropout in one pass; the mask is computed from random words on the fly and not stored."""
 
 from __future__ import annotations
 

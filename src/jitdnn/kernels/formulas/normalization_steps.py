@@ -1,4 +1,6 @@
-"""The normalizations as programs over rows: the algorithm, and steps that plans of several targets have in common.
+"""Batch, layer, RMS and group normalization as programs over rows.
+
+The algorithm, and steps that plans of several targets have in common.
 
 Backward, with xhat = (x - mean) * rstd, g = dy * weight:
 

@@ -36,7 +36,7 @@ class ElementwiseOp(ElementwiseAlgorithm[OpTensor]):
 
 
 class ElementwiseFill(ElementwiseAlgorithm[Fill]):
-    """A constant, blended with what is there."""
+    """A constant, blended with the old content."""
 
     problem = Fill
 

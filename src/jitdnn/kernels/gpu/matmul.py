@@ -1,4 +1,4 @@
-"""Matrix product on CUDA cores: a contraction without space."""
+"""Matrix product on CUDA cores: a contraction without axes of space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers, and the sums that come back to them.
+"""Table look-up by index, and its gradient: a sum for each row of the table.
 
     forward    unit = one index: its row, in vectors along the columns
     backward   sort: the positions of dy's rows, ordered by the rows of the table they belong to   (one task)

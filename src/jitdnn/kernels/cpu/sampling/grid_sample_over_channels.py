@@ -1,4 +1,4 @@
-"""Sampling with vectors along the channels, which must be neighbours.
+"""Sampling with vectors along the channels, which must be adjacent in memory.
 
 The units of work are
 

@@ -1,4 +1,4 @@
-"""Resizing where every output is one input as it is.
+"""Resizing where every output is a copy of one input.
 
 unit    the outputs of one slice of one image and channel
         for a row of x that is used, and each row of outputs that comes from it

@@ -1,4 +1,4 @@
-"""Resizing with vectors along the channels, which must be neighbours: every lane has the same taps.
+"""Resizing with vectors along the channels, which must be adjacent: every lane has the same taps.
 
 unit    one row of outputs of one image: for each output the weighted sum over its taps, channel by channel
 """

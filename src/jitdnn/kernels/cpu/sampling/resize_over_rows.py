@@ -1,4 +1,4 @@
-"""Resizing with vectors along the last axis of space: any strides, at its best where that axis lies in one piece.
+"""Resizing with vectors along the last spatial axis: any strides, fastest where that axis is contiguous.
 
     unit    one row of outputs
             line = the rows that it comes from, each times its weight, added up   (workspace, with margins of zeros)

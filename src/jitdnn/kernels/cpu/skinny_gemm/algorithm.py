@@ -39,7 +39,7 @@ class _Skinny(CpuAlgorithm[OwnProblem]):
 
 
 class SkinnyGemm(_Skinny[MatMul]):
-    """Products of matrices."""
+    """Matrix products with few rows or few columns, whose large matrix is read in place."""
 
     problem = MatMul
 

@@ -1,1 +1,1 @@
-"""Attention on the tensor cores: tiles of keys stream past tiles of queries, and scores stay in registers."""
+"""Attention on the tensor cores: tiles of keys are streamed past tiles of queries, and scores stay in registers."""

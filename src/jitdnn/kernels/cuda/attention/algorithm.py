@@ -58,7 +58,7 @@ class Flash(KernelAlgorithm[Attention, GpuDevice]):
 
 
 class FlashInThree(Flash):
-    """The same in f32 with each product made of three of tf32, so that hardly a bit is lost."""
+    """`flash` in f32 with each product made of three of tf32, so that hardly a bit is lost."""
 
     name = "flash_three"
     has_three_products = True

@@ -1,8 +1,8 @@
-"""Sizes of tiles of attention on the tensor cores, and what the kernels' texts are given of them.
+"""Tile sizes of attention on the tensor cores, and the macros that the kernels' source texts take from them.
 
-forward    a thread block has warps * tiles * 16 queries of one head, and goes through its keys in tiles of `keys`; with
+forward    a thread block has warps * tiles * 16 queries of one head, and loops over its keys in tiles of `keys`; with
            few queries the heads of a group are rows of one tile, and the keys are split among thread blocks
-backward   twice: warps * 16 queries and all keys for dq, warps * 16 keys and all queries for dk and dv
+backward   two kernels: warps * 16 queries and all keys for dq, warps * 16 keys and all queries for dk and dv
 """
 
 from __future__ import annotations

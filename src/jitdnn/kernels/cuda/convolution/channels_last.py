@@ -1,7 +1,7 @@
-"""Convolutions of channels first by algorithms of channels last: operands are copied before, the result behind.
+"""Convolutions with channels first by algorithms for channels last: operands are copied before, the result after.
 
-A copy moves a tensor twice at the speed of memory, whatever the two orders are. An algorithm that reads 16 bytes of
-neighbouring channels at a time takes 4 to 8 times as many instructions for channels that lie apart, or does not take
+A copy moves a tensor twice at the speed of memory, whatever the two layouts are. An algorithm that reads 16 bytes of
+neighbouring channels at a time takes 4 to 8 times as many instructions for channels that are not contiguous, or refuses
 them.
 """
 
@@ -24,7 +24,7 @@ Ends = list[TensorDescriptor] | None
 
 
 class ChannelsLast(KernelAlgorithm[Convolution, GpuDevice]):
-    """Another algorithm behind a copy to channels last, and before one back: forward and data."""
+    """Another algorithm between a copy to channels last and one back: forward and data gradient."""
 
     problem = Convolution
     takes_float8 = False
@@ -105,7 +105,7 @@ class ChannelsLast(KernelAlgorithm[Convolution, GpuDevice]):
 
 
 class FewChannelsLast(ChannelsLast):
-    """The same of data gradients of layers with few input channels, and the like: dy, which has many, is copied."""
+    """`stem` for dgrad of layers with few input channels, and the like: dy, which has many, is copied first."""
 
     def _refuse_copies(self, problem: Convolution) -> str | None:
         if with_few_inputs(problem).direction != "bwd_data":

@@ -1,11 +1,11 @@
-"""Filter gradients of small groups in f32: several groups as one, of which the blocks on the diagonal count.
+"""wgrads of small groups in f32: several groups as one, of which the diagonal blocks are the result.
 
-A product by warpgroups of a few channels by a few is mostly padding. With as many groups as have 64 channels taken for
-one, its tiles are full: what meets channels of another group is computed, and left in the workspace. A copy takes the
-gradient of each group from there.
+A warpgroup product of a few channels by a few is mostly padding. As many groups as have 64 channels are merged into
+one, so that tiles are full: products with channels of another group are computed, and left in the workspace. A copy
+takes the gradient of each group from there.
 
-Floor on an H100 for 64x128x56x56 in 32 groups, 3x3: 62 us by bytes; products of halves take 89 GFLOP with what is left,
-150 to 200 us.
+Floor on an H100 for 64x128x56x56 in 32 groups, 3x3: 62 us by bytes; products of halves take 89 GFLOP with those that
+are discarded, 150 to 200 us.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _least(inner: Algorithm, merged: Convolution, device: GpuDevice) -> float:
 
 
 class MergedGroupsTf32(MergedGroups):
-    """The same of f32 that is rounded to tf32."""
+    """`groups_merged` for f32 that is rounded to tf32."""
 
     name = "groups_merged_tf32"
 

@@ -1,15 +1,14 @@
-"""Convolutions whose filter reaches over whole strides, whose contiguous taps become channels.
+"""Convolutions whose filter and padding are multiples of the stride: contiguous taps become channels (space to depth).
 
-Along an axis where filter and padding are multiples of the stride, as many neighbours as the stride are always read
-together: the pixels of a convolution of stride 1, with so many times the channels (space to depth). Patches that touch
-without overlap (patch embeddings, downsampling, and the transposed convolutions that are their gradients), whose filter
-is as large as its stride, are left with one tap. Where neighbours along the axis and channels are contiguous, in x as
-in the filter, nothing is copied: the best algorithm of that convolution runs on the same memory. 16x16 patches of
-interleaved images become 16 taps of 48 channels instead of 256 of 3; patches that are whole images one tap, a matrix
-product; a transposed convolution of 21 channels by 16x16 taps with stride 8, of 64 stride phases, one of 168 channels
-with 8.
+Along such an axis as many neighbours as the stride are always read together: they are the pixels of a convolution of
+stride 1 with so many times the channels. Patches that touch without overlap (patch embeddings, downsampling, and the
+transposed convolutions that are their gradients), whose filter is as large as its stride, are left with one tap. Where
+neighbours along the axis and channels are contiguous, in x as in the filter, nothing is copied: the best algorithm of
+that convolution runs on the same memory. 16x16 patches of interleaved images become 16 taps of 48 channels instead of
+256 of 3; patches that are whole images become one tap, a matrix product; a transposed convolution of 21 channels by
+16x16 taps with stride 8, of 64 stride phases, becomes one of 168 channels with 8.
 
-Floors on an H100, bf16, forward: 4096 patches of 3x2x14x14 -> 1280, 12.3 GFLOP, 25 to 31 us of `mma` at 400 to 500
+Floors on an H100, bf16, fprop: 4096 patches of 3x2x14x14 -> 1280, 12.3 GFLOP, 25 to 31 us of `mma` at 400 to 500
 TFLOP/s; 64x3x224x224 -> 768 in 16x16 patches, 14.8 GFLOP, 30 to 37 us; their bytes take 6 and 13 us at 3.0 TB/s.
 """
 
@@ -34,7 +33,7 @@ what they read among taps."""
 
 
 class Patch(KernelAlgorithm[Convolution, GpuDevice]):
-    """Filters of whole strides in all directions, as convolutions of fewer taps and more channels."""
+    """Filters and padding of whole strides, as convolutions of fewer taps and more channels: all directions."""
 
     name = "patch"
     version: ClassVar[int] = 2
@@ -99,7 +98,7 @@ class Patch(KernelAlgorithm[Convolution, GpuDevice]):
 
 
 class PatchF32(Patch):
-    """The same of f32, by products that are nearly as exact as f32 products."""
+    """`patch` for f32, by products that are nearly as exact as f32 products."""
 
     name = "patch_f32"
     version: ClassVar[int] = 1
@@ -114,7 +113,7 @@ class PatchF32(Patch):
 
 
 class PatchTf32(PatchF32):
-    """The same of f32 that is rounded to tf32."""
+    """`patch` for f32 that is rounded to tf32."""
 
     name = "patch_tf32"
     rounded = ()

@@ -1,4 +1,4 @@
-"""Convolutions whose kernels add up their results by channel: what those without a prologue have in common."""
+"""Convolutions whose kernels add up their results by channel: what those without a prologue share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every product on the tensor cores refuses and promises."""
+"""Refusals and error bounds of every product on the tensor cores."""
 
 from __future__ import annotations
 

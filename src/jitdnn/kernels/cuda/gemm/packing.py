@@ -1,4 +1,4 @@
-"""Kernels that copy operands into the workspace before a product: pack.cu, one module for each way to copy."""
+"""Kernels that copy operands into the workspace before a product: pack.cu, one module for each kind of copy."""
 
 from __future__ import annotations
 

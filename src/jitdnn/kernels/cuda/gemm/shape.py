@@ -1,4 +1,4 @@
-"""Numbers of a shape as kernels take them: the fields of the structures of shape.cuh, in their order."""
+"""Numbers of a shape as arguments of kernels: the fields of the structures of shape.cuh, in their order."""
 
 from __future__ import annotations
 

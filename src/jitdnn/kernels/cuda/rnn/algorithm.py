@@ -1,4 +1,4 @@
-"""Recurrent layers on NVIDIA GPUs: the steps of a layer are one launch, whose thread blocks keep the weights."""
+"""Recurrent layers on NVIDIA GPUs: one launch runs all steps, and its thread blocks keep the weights on chip."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PersistentSteps(KernelAlgorithm[Recurrent, GpuDevice]):
 
 
 class PersistentStepsTensorCores(PersistentSteps):
-    """The same on tensor cores: numbers are the sums of two of tf32."""
+    """`persistent` on tensor cores: numbers of f32 are the sums of two of tf32."""
 
     name = "persistent_tensor_cores"
     precision = "parts"
@@ -80,7 +80,7 @@ class PersistentStepsTensorCores(PersistentSteps):
 
 
 class PersistentStepsTf32(PersistentStepsTensorCores):
-    """The same, numbers of f32 being rounded to tf32."""
+    """`persistent` on tensor cores, with numbers of f32 rounded to tf32."""
 
     name = "persistent_tf32"
     precision = "rounded"

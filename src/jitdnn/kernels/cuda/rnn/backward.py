@@ -1,4 +1,4 @@
-"""The programs of recurrent layers' gradients: of the data back through the steps, and of the weights."""
+"""The programs of recurrent layers' gradients: of the data backward through the steps, and of the weights."""
 
 from __future__ import annotations
 

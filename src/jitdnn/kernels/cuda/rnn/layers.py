@@ -1,8 +1,8 @@
 """What the programs of recurrent layers share: forward, gradients of the data, gradients of the weights.
 
-Tensors become rows without gaps (rows.cu). Of each layer the products of all rows with the input weights are one matrix
-product a direction; the recurrent part is one launch (`plan.py`, forward.cu, backward.cu); a weight's gradient is one
-matrix product over all rows.
+Tensors become rows without gaps (rows.cu). For each layer the products of all rows with the input weights are one
+matrix product a direction; the recurrent part is one launch (`plan.py`, forward.cu, backward.cu); a weight's gradient
+is one matrix product over all rows.
 """
 
 from __future__ import annotations

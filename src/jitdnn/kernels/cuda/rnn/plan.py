@@ -1,10 +1,10 @@
-"""How the recurrent part of a layer is cut: units of a thread block, groups of sequences, weights that stay.
+"""The division of a layer's recurrent part: units of a thread block, groups of sequences, weights kept on chip.
 
 grid      (slices, groups, directions), all thread blocks resident
 slice     `units` units of all gates, `outputs` of a projection's; a slab is 64 bytes along K
 group     `group_rows` sequences, 16 * `tiles` of them at a time; groups and directions never wait for each other
-resident  slabs of the block's weights that stay in shared memory, the others are read at each step
-parts     backward, slices that share their units, each for a part of K: less is read of the gates' gradients
+resident  slabs of the thread block's weights that stay in shared memory; the others are read at each step
+parts     backward, slices that share their units, each for a part of K: fewer gradients of the gates are read
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels one after the other over operands and pieces of one workspace, put together before anything is compiled."""
+"""Kernels one after the other over operands and pieces of one workspace, assembled before anything is compiled."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Matrix products by warpgroups (`wgmma`) on operands that the copy engine brings (TMA): sm_90a."""
+"""Matrix products by warpgroups (`wgmma`) on operands that are copied by TMA: sm_90a."""

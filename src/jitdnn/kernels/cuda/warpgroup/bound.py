@@ -1,8 +1,8 @@
-"""Times that products by warpgroups do not come below, from few of their sizes.
+"""Lower bounds of the times of products by warpgroups, from few of their sizes.
 
-A blocking that cannot be the best need not be made, and what it would take not be found out: both cost eight times as
-much. What counts here are the products of the tensor cores, the path to shared memory and the copy engine, each at its
-full rate, and the bytes of memory.
+A blocking that cannot be the best need be neither made nor estimated: both cost eight times as much as a bound. Bounds
+count the products of the tensor cores, the path to shared memory and TMA, each at its full rate, and the bytes of
+memory.
 """
 
 from __future__ import annotations

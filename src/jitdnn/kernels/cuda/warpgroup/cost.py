@@ -1,4 +1,4 @@
-"""Expected times of products by warpgroups."""
+"""The cost model of products by warpgroups: expected times."""
 
 from __future__ import annotations
 

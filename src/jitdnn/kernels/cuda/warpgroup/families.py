@@ -1,4 +1,4 @@
-"""What the model of products by warpgroups was fitted to, by families of products."""
+"""Constants of the cost model of products by warpgroups, fitted by families of products."""
 
 from __future__ import annotations
 

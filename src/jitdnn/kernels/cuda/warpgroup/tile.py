@@ -1,4 +1,4 @@
-"""Tiles of matrix products by warpgroups, and what a stage of one takes. See the drawing in mainloop.cuh."""
+"""Tiles of matrix products by warpgroups, and the bytes of a stage of one. See the drawing in mainloop.cuh."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Expected times of filter gradients by warpgroups in 16 bits, whose operands are copied from where they lie.
+"""The cost model of wgrads by warpgroups in 16 bits whose operands are copied without packing: expected times.
 
-Fitted to tiles of layers whose operands come from memory, on an H100. What counts is the geometric mean with the time
-of cost.py (best.py), which alone has times of other operands and of lines.
+Fitted to tiles of layers whose operands come from memory, on an H100. The choice uses the geometric mean with the time
+of cost.py (best.py), which alone has times of other operands and of line tiles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention on ordinary units: scores of a tile in shared memory, sums in registers."""
+"""Attention on ordinary cores: scores of a tile in shared memory, sums in registers."""
 
 from __future__ import annotations
 

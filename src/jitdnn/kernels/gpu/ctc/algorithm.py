@@ -1,4 +1,4 @@
-"""CTC loss on GPUs: thread blocks go through the times of a sequence, forward and backward side by side."""
+"""CTC loss on GPUs: thread blocks iterate over the time steps of a sequence, forward and backward at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of text that all elementwise kernels are made of: parameters, results of a vector, and how they are stored."""
+"""Pieces of source text of all elementwise kernels: parameters, results of a vector, and how they are stored."""
 
 from __future__ import annotations
 

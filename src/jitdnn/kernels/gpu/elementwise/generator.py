@@ -1,24 +1,24 @@
-"""Loops over the elements of strided tensors, made from expressions of what happens to one element.
+"""Loops over the elements of strided tensors, made from expressions for one element.
 
     out[i] = alpha * expression(a[i], b[i], ...) + beta * out[i]        (out is not read where beta is 0)
 
 There may be several outputs, each with its expression, and every tensor has an element type of its own. The axes are
-brought into the order of the first output's memory, and joined where every tensor allows it. Then the elements are
-numbered along the axes that are left, and each thread takes a few vectors of neighbours:
+sorted into the order of the first output's memory, and joined where every tensor allows it. Then the elements are
+numbered along the remaining axes, and each thread takes a few vectors of neighbours:
 
     thread block of 256 threads > `unroll` vectors a thread, all loaded before the first is used > elements of a vector
 
-How a tensor is found from the numbers is compiled in:
+How a tensor is addressed by these numbers is compiled in:
 
     dense        the number is its place: one load of 16 bytes serves the vector
     unit         the same within a row; the row's place comes from the digits of the number
     repeated     one element for the whole vector
-    strided      neighbours lie apart: element by element
+    strided      neighbours are not contiguous: element by element
     scattered    a vector may go over the end of a row: digit by digit, element by element
 
 Extents and strides are arguments, so that one compiled kernel serves every size. Groups whose pointers are not aligned,
-and the last one, go element by element. Where an input lies in one piece along another axis than the output, squares of
-both go through shared memory instead (`transposing`).
+and the last one, go element by element. Where an input is contiguous along another axis than the output, square tiles
+of both axes go through shared memory instead (`transposing`).
 """
 
 from __future__ import annotations

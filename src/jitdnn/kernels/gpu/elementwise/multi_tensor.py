@@ -1,14 +1,14 @@
 """One kernel that computes a formula for many lists of arrays at once ("multi-tensor apply", "foreach").
 
-Rows have a formula's inputs and outputs each, arrays of one length, which differs from row to row, or numbers. Where
-they are the kernel reads from a table in the device's memory, of 64-bit integers:
+Each row has a formula's inputs and outputs, arrays of one length, which differs from row to row, or numbers. The kernel
+reads their addresses from a table in the device's memory, of 64-bit integers:
 
     of each row:            the addresses of its inputs, then of its outputs, and their length
-    of each thread block:   row · 2^32 + number of the piece of it that the block takes
+    of each thread block:   row · 2^32 + number of the piece of it that the thread block takes
 
-So a table is made once for arrays that stay where they are, and the launch is the same whatever their number. A thread
-block goes through its piece in vectors of 16 bytes, or element by element where an array does not begin at a multiple
-of them.
+So a table is made once for arrays that keep their addresses, and the launch is the same whatever their number. A thread
+block processes its piece in vectors of 16 bytes, or element by element where an array does not begin at a multiple of
+them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Elementwise loops in which an input lies in one piece along another axis than the output.
+"""Elementwise loops in which an input is contiguous along another axis than the output.
 
-Squares of both axes go through shared memory, so that reads and writes are in long pieces:
+Square tiles of both axes go through shared memory, so that reads and writes are in long runs:
 
-    thread block = a square of `along` elements of the input's axis by `across` of the output's
-        load      vectors of the input along its own axis, each element to its place in the square
+    thread block = a tile of `along` elements of the input's axis by `across` of the output's
+        load      vectors of the input along its own axis, each element to its place in the tile
         barrier
-        finish    vectors along the output's axis: from the square, and other inputs from memory
+        finish    vectors along the output's axis: from the tile, and other inputs from memory
 
-Extents and strides are arguments. Vectors are so long that extents and strides are multiples of it, and none goes over
-an end; where pointers are not aligned they have one element.
+Extents and strides are arguments. The vector length divides extents and strides, so that no vector goes over an end;
+where pointers are not aligned vectors have one element.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The tiled matrix product in plain C, and what is written as one."""
+"""The tiled matrix product in plain C, and what is computed by it."""

@@ -1,4 +1,4 @@
-"""The algorithms that are contractions and nothing else: they say which, and `Contracted` does the rest."""
+"""The algorithms that are contractions and nothing else: each says which, and `Contracted` does the rest."""
 
 from __future__ import annotations
 

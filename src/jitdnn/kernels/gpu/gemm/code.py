@@ -1,4 +1,4 @@
-"""The kernel of a contraction: `gemm.c` with everything but structure as arguments, so that one serves every size."""
+"""The kernel of a contraction: `gemm.c` with all but structure as arguments, so that it serves every size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tiling and how many splits a contraction gets, by seconds."""
+"""The tiling and the number of splits of a contraction, chosen by estimated seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions and matrix products as contractions in numbers."""
+"""Convolutions and matrix products as contractions, described by numbers."""
 
 from __future__ import annotations
 

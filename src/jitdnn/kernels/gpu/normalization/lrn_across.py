@@ -1,7 +1,7 @@
 """Local response normalization across channels on GPUs: a thread takes a run of channels and reads what they need once.
 
-Squares of channels that are shared by windows are added up from registers, and nothing lies in memory between two
-passes, so that forward and backward move each tensor once.
+Squares of channels that several windows share are added up from registers, and nothing is stored between two passes,
+so that forward and backward move each tensor once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which programs over rows the normalizations are on GPUs, one kernel or several in a chain.
+"""The programs over rows that normalizations are on GPUs, one kernel or several in a chain.
 
 Forward, mean and variance come from one pass ("moments"); a row that fits into registers is read once. Backward, the
-sums of a row, then dx. Group normalization goes by way of the channels where a group is no run of memory.
+sums of a row, then dx. Group normalization works by channels where a group is no contiguous run of memory.
 """
 
 from __future__ import annotations

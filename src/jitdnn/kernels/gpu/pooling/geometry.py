@@ -1,4 +1,4 @@
-"""Windows and strides of a pooling problem, as the kernels take them."""
+"""Windows and strides of a pooling problem, as arguments of the kernels."""
 
 from __future__ import annotations
 

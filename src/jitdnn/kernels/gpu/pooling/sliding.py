@@ -1,4 +1,4 @@
-"""Pooling on GPUs with small windows over rows and columns: threads go down the rows, and read each only once."""
+"""Pooling on GPUs with small windows over rows and columns: threads advance down the rows, and read each only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unpooling on GPUs: the last value for every element of the image, found by a maximum of integers in memory."""
+"""Unpooling on GPUs: the last value for every element of the image, found by an atomic maximum of integers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every kernel in plain C begins with."""
+"""The prelude of every kernel in plain C."""

@@ -1,4 +1,4 @@
-"""What the planners of kernels in plain C know of every GPU."""
+"""What the cost models of kernels in plain C assume of every GPU."""
 
 LAUNCH_SECONDS = 3e-6
 ACCESS_SECONDS = 2e-7  # of memory, for a thread that accesses it again and again with nothing else in flight

@@ -1,4 +1,4 @@
-"""Images of one to three axes as kernels in plain C take them: always three, and offsets that fit their integers."""
+"""Images of one to three axes as arguments of plain C kernels: always three axes, offsets that fit their integers."""
 
 from __future__ import annotations
 

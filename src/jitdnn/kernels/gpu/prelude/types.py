@@ -1,4 +1,4 @@
-"""What plain.h calls the types of elements in memory, and what all plain kernels need of a device."""
+"""The names of plain.h for the types of elements in memory, and what all plain kernels need of a device."""
 
 from __future__ import annotations
 

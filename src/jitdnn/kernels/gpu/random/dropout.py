@@ -1,4 +1,4 @@
-"""What dropout makes of random words."""
+"""Dropout from random words."""
 
 from __future__ import annotations
 

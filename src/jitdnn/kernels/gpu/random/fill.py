@@ -1,4 +1,4 @@
-"""What uniform, normal and Bernoulli distributions make of random words."""
+"""Uniform, normal and Bernoulli distributions from random words."""
 
 from __future__ import annotations
 

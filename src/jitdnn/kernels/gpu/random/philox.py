@@ -1,11 +1,11 @@
-"""Tensors worked through with the random words of their elements (`problems/philox.py`).
+"""Loops over tensors with the random words of their elements (`problems/philox.py`).
 
-The elements are those of a box, of which every position stands for one block of four words and so for one element
+The elements are those of a box, every position of which stands for one block of four words and so for one element
 in each part of the tensor. Each thread takes a vector of neighbouring positions in the order of memory, and with
-their words the vectors of all parts, side by side; what is read is on its way while the words are made.
+their words the vectors of all parts; loads are in flight while the words are made.
 
-Where the extent is no multiple of the parts, the last ones are short. The box is then cut in two regions, a kernel
-each, in which every part that takes part is whole.
+Where the extent is no multiple of the parts, the last ones are short. The box is then divided into two regions, a
+kernel each, in which every part that takes part is whole.
 """
 
 from __future__ import annotations

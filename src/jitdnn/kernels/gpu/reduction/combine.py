@@ -1,4 +1,4 @@
-"""How results of a reduction are put together in the text of kernels: elements, threads, parts of rows."""
+"""How partial results of a reduction are combined in the text of kernels: elements, threads, parts of rows."""
 
 from __future__ import annotations
 

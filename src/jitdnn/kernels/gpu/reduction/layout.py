@@ -1,6 +1,6 @@
-"""Which layout a program over rows gets on a GPU: the axis of the vectors, threads a row, parts of long rows.
+"""The layout of a program over rows on a GPU: the axis of the vectors, threads a row, parts of long rows.
 
-A row that fits into the registers of its threads is read once. Rows that are too few to keep the device busy are cut
+A row that fits into the registers of its threads is read once. Rows that are too few to keep the device busy are split
 into parts.
 """
 

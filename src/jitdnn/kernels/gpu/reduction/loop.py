@@ -1,4 +1,4 @@
-"""One pass over a row as text: load some vectors, reduce them, write what is made of them; then the next ones."""
+"""One pass over a row as text: load some vectors, reduce them, write their results; then the next ones."""
 
 from __future__ import annotations
 

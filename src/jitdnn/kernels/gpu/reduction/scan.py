@@ -2,8 +2,8 @@
 
     out[i] = fold(expression(inputs[0]), ..., expression(inputs[i]))        or without the last one ("exclusive")
 
-Over elements, a thread block scans a row; over rows, neighbouring threads scan neighbouring rows; `scan.c` says how.
-Rows that are too few to keep the device busy are cut into parts.
+Over elements, a thread block scans a row; over rows, neighbouring threads scan neighbouring rows; see `scan.c`.
+Rows that are too few to keep the device busy are split into parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows in parts as text: what a part leaves in the workspace, how all parts come together, and how that is taken up.
+"""Rows in parts as text: what a part leaves in the workspace, how all parts are combined, and how the result is read.
 
 Each number of a reduction has a region of the workspace: that of every part, then that of every row.
 """

@@ -1,4 +1,4 @@
-"""What all parts of a kernel over rows are written with: its parameters, addresses, inputs and row values as text.
+"""What all parts of the text of a kernel over rows share: its parameters, addresses, inputs and row values.
 
 The names in the text: `t` is the thread's number among those of its row, `x<n>` where the row begins in tensor n,
 `w<n>` the loaded words of an input, `s<n>_<r>` what reduction r of pass n has so far, `v<n>` the row values, `i` the

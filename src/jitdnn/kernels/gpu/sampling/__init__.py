@@ -1,1 +1,1 @@
-"""Results read from computed places in plain C: resize, embedding."""
+"""Results read from computed places in plain C: resize, embedding, grid sampling."""

@@ -1,4 +1,4 @@
-"""Affine grids on GPUs: a thread for each place; for the gradient thread blocks add up parts of the places."""
+"""Affine grids on GPUs: a thread for each coordinate; for the gradient thread blocks add up parts of them."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Rows of a table by their numbers, and the sums that come back to them.
+"""Table look-up by index on GPUs, and its gradient: a sum for each row of the table.
 
-    forward    a thread has some vectors of columns of rows of y: first their indices, then what these name
+    forward    a thread has some vectors of columns of rows of y: first it reads their indices, then the rows
     backward   count: a thread block goes through all indices for a range of the table's rows    (`embedding.c`)
-               list:  the same again, now that every range knows where its list begins sum:   a thread block has a row
-               of the table, or some columns of it: from the list of its range it takes those
-                      that belong to the row, adds them up in registers and writes the row once
-               sum_crowded: the same for ranges with long lists, in which the threads of a block share a row in
-               several subsets
+               list:  the same again, now that every range knows where its list begins
+               sum:   a thread block has a row of the table, or some columns of it: it takes those entries of the list
+                      of its range that belong to the row, adds them up in registers and writes the row once
+               sum_crowded: the same for ranges with long lists, in which the threads of a thread block share a row in
+                      several subsets
 
-Lists keep the order of the indices, so that sums are the same from run to run: nothing is added to memory that others
-add to. An index that is no row of the table is never used as one.
+Lists keep the order of the indices, so that sums are the same from run to run, without atomics. An index that is no row
+of the table is never used as one.
 """
 
 from __future__ import annotations

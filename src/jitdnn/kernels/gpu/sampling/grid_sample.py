@@ -1,4 +1,4 @@
-"""Images sampled at the places of a grid on GPUs, and both gradients; that of the image lists places by cell."""
+"""Grid sampling on GPUs, and both gradients; that of the image sorts the coordinates by cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of images of bytes become numbers on GPUs: mirrored, less a mean, scaled, in any layout."""
+"""Batches of images of bytes become tensors on GPUs: mirrored, mean subtracted, scaled, in any layout."""
 
 from __future__ import annotations
 

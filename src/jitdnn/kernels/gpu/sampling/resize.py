@@ -1,4 +1,4 @@
-"""Resizing on GPUs: threads add up what reaches a few channels of one position."""
+"""Resizing on GPUs: a thread adds up the contributions to a few channels of one position."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ _FAMILIES: dict[type[DirectPlan], tuple[Callable[[Any], float], Callable[..., An
 
 
 class Direct(CpuAlgorithm[Convolution]):
-    """All three directions, without a workspace."""
+    """Direct convolution in all three directions, without a workspace."""
 
     name = "direct"
     problem = Convolution
@@ -130,7 +130,7 @@ class Direct(CpuAlgorithm[Convolution]):
 
 
 class Depthwise(Direct):
-    """Forward and backward data of groups of few channels: also packed planes, and filters in the workspace."""
+    """Direct convolution of groups of few channels, forward and backward data; planes and filters may be packed."""
 
     name = "depthwise"
     takes_workspace = True
@@ -142,7 +142,7 @@ class Depthwise(Direct):
 
 
 class DepthwiseWgrad(Direct):
-    """The filter's gradient of groups of few channels: also with its rows split."""
+    """Filter gradient of groups of few channels; its rows may be divided among tasks."""
 
     name = "depthwise_filter"
     takes_workspace = True

@@ -1,1 +1,1 @@
-"""Convolutions of few channels by warpgroups: all taps share what is copied of a box of pixels."""
+"""Convolutions of few channels by warpgroups with box tiles: all taps share a box of pixels in shared memory."""

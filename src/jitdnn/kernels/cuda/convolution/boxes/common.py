@@ -1,4 +1,4 @@
-"""What kernels of boxes have in common: rows of 32 channels in shared memory, and copies of boxes of them."""
+"""What kernels with box tiles share: rows of 32 channels in shared memory, and the TMA copies of their boxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a forward convolution or data gradient whose thread blocks go along d. See correlation.cu."""
+"""The plan of an fprop or dgrad with box tiles whose thread blocks advance along d. See correlation.cu."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sums by channel of formulas of what a convolution in boxes gives, as its results leave: the text, and kernels.
+"""Sums by channel of formulas of a convolution's results with box tiles, in the epilogue: source text and kernels.
 
-The formulas see each result as it is stored, at most one tensor of its type and shape at the same place, and numbers of
-f32 that each channel has, or each channel of each image. With the squares of the results they are what a normalization
-behind a convolution needs, with its input beside the gradient of its result the sums in its own gradient.
+The formulas see each result as it is stored, at most one tensor of its type and shape at the same place, and f32 values
+of each channel, or of each channel of each image. With the squares of the results they are what a normalization after a
+convolution needs; with its input beside the gradient of its result they are the sums in its own gradient.
 """
 
 from __future__ import annotations

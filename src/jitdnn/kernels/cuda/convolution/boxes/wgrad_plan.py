@@ -1,4 +1,4 @@
-"""The plan of a filter's gradient by boxes of pixels that all taps share. See the drawing in wgrad.cu."""
+"""The plan of a wgrad with box tiles, boxes of pixels that all taps share. See the drawing in wgrad.cu."""
 
 from __future__ import annotations
 

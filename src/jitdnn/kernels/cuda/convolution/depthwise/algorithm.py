@@ -1,6 +1,6 @@
-"""Depthwise convolutions on CUDA: each channel is filtered alone, in all three directions.
+"""Depthwise convolutions on CUDA, each channel filtered alone, in all three directions.
 
-`depthwise_sliding` lets rows slide through registers and multiplies on the CUDA cores: few taps, any stride,
+`depthwise_sliding` slides a window of rows through registers and multiplies on the CUDA cores: few taps, any stride,
 dilation and layout. `depthwise_banded` multiplies by banded matrices on the tensor cores: half precision, channels
 last, stride 1, filters of any width.
 """

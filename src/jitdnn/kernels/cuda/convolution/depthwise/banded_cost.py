@@ -1,4 +1,4 @@
-"""Blockings of the banded kernels that are worth trying, and what they cost."""
+"""The blockings of the banded kernels that are candidates, and their cost."""
 
 from __future__ import annotations
 

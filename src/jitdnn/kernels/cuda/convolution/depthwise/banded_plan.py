@@ -1,6 +1,6 @@
-"""Banded matrices on the tensor cores: how a window is blocked, forward, backward to the data and for wgrad.
+"""Banded matrices on the tensor cores: how a window is blocked in fprop, dgrad and wgrad.
 
-The loops, with the words of banded_planes.cuh:
+The loops, with the terms of banded_planes.cuh:
 
     for each thread block                          channels x lines (groups of lines, for wgrad)
         for each step of a strip                   rows of results; the rows that they read are in shared memory

@@ -1,13 +1,13 @@
-"""A depthwise convolution's axes of space as its kernels see them: without dilation, in one form for all directions.
+"""The axes of space of a depthwise convolution as its kernels see them: without dilation, one form for all directions.
 
 Rows that a dilated filter reads together are d apart: they form d dilation phases, each an undilated convolution over
-every d-th row. With positions k of results and m of the input, both counted in a phase, an axis is
+every d-th row. With positions k of results and m of the input, both counted within a phase, an axis is
 
-    gathered   m = stride * k + tap        forward; backward data of stride 1, with mirrored taps
-    scattered  k = stride * m + tap        backward data of a greater stride
+    gathered   m = stride * k + tap        fprop; dgrad of stride 1, with mirrored taps
+    scattered  k = stride * m + tap        dgrad of a greater stride
 
 Position k of phase f is element pitch * k + origin + slope * f of the output's axis, with the output's numbers
-(`Line`); the same for m and the input. What is outside of the extents is zero, or is not stored.
+(`Line`); the same for m and the input. Elements outside of the extents are zero, or are not stored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Source text and launches of the sliding kernels, and the macros that all depthwise kernels have in common."""
+"""Source text and launches of the sliding kernels, and the macros that all depthwise kernels share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles of the sliding kernels that are worth trying, and what they cost."""
+"""The tiles of the sliding kernels that are candidates, and their cost."""
 
 from __future__ import annotations
 

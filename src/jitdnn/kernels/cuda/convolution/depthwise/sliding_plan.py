@@ -1,4 +1,4 @@
-"""Rows that slide through registers: the sizes of a thread's tile, forward, backward to the data and for wgrad."""
+"""Rows that slide through registers: the sizes of a thread's tile in fprop, dgrad and wgrad."""
 
 from __future__ import annotations
 

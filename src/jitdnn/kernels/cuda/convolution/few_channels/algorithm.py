@@ -1,14 +1,14 @@
-"""Convolutions of images with few channels, the first layers of networks, by `mma` on rows as they lie.
+"""Convolutions of images with few channels, the first layers of networks, by `mma` on contiguous rows of the image.
 
 With three channels an ordinary product over channels would be mostly padding. But a row of a filter covers
-taps * channels neighbouring numbers of an interleaved row of the image: read as 32-bit words they are an operand of the
-tensor cores as they stand, without im2col. Rows are staged in shared memory, whatever the layout of x. Layers with few
-output channels are taken as such with few input channels where they have no stride (`swapped.py`).
+taps * channels contiguous numbers of an interleaved row of the image: read as 32-bit words they are an operand of the
+tensor cores without im2col. Rows are staged in shared memory, whatever the layout of x. Layers with few output channels
+and no stride run as layers with few input channels (`swapped.py`).
 
-Floors on an H100 (3.0 TB/s; products at 400 to 500 TFLOP/s), bf16, forward: 256x3x224x224 -> 64, 7x7/2: 163 us by
+Floors on an H100 (3.0 TB/s; products at 400 to 500 TFLOP/s), bf16, fprop: 256x3x224x224 -> 64, 7x7/2: 163 us by
 bytes, 66 GFLOP with the padded words 130 to 165 us; 128x3x224x224 -> 64, 11x11/4: 30 us by bytes, 36 to 45 us by
-products; 64x3x224x224 -> 64, 3x3: 143 us by bytes; 2x1x128^3 -> 32, 3x3x3: 92 us by bytes. Backward moves the same
-bytes; for the data there are products of 105, 23, 20 and 24 GFLOP, so that bytes decide but for 7x7/2 (210 to 260 us).
+products; 64x3x224x224 -> 64, 3x3: 143 us by bytes; 2x1x128^3 -> 32, 3x3x3: 92 us by bytes. The gradients move the same
+bytes; a dgrad has products of 105, 23, 20 and 24 GFLOP, so bytes are the floor except for 7x7/2 (210 to 260 us).
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
 
 
 class FewChannelsF32(FewChannels):
-    """The same of f32, as two numbers of tf32, three products of which are added: nearly as exact as f32 products.
+    """`stem` for f32, as two numbers of tf32 and three products: nearly as exact as f32 products.
 
     Numbers of any size are multiplied so, and what is not finite stays what it is. Results below 2^-126 are right to
     2^-138, since each step of a sum is rounded to 2^-149.
@@ -150,7 +150,7 @@ class FewChannelsF32(FewChannels):
 
 
 class FewChannelsTf32(FewChannels):
-    """The same of f32 that is rounded to tf32."""
+    """`stem` for f32 that is rounded to tf32."""
 
     name = "stem_tf32"
     dtypes = ("f32",)

@@ -1,7 +1,7 @@
-"""Strips, tiles and warps of fprop with few channels: every sensible plan priced in cycles.
+"""Strips, tiles and warps of fprop with few channels: the cost in cycles of every candidate plan.
 
 A multiprocessor reads 32 words of shared memory a cycle, starts an m16n8k16 product every `mma_cycles`, and moves
-`bandwidth / multiprocessors` bytes of device memory a cycle. What it computes while it waits for memory is free.
+`bandwidth / multiprocessors` bytes of device memory a cycle. Computation that overlaps a wait for memory is free.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tilings of dgrad with few channels: every sensible plan priced in cycles; the terms are explained in dgrad.cu."""
+"""Tilings of dgrad with few channels: the cost in cycles of every candidate plan; dgrad.cu explains the terms."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """First layers of f32 by products of halves.
 
 The tensor cores multiply halves at twice the rate of tf32, a step has twice as many, and fragments are read as they
-stand, where those of f32 are divided by each warp that reads them. Forward x is copied before, each channel as three of
-half precision, which is small beside y: 64x3x224x224 -> 64, 3x3: 38 MB of x are read twice and 58 MB written, 45 us at
-3 TB/s, where y has 822 MB, 274 us. Gradients divide what they have staged, as dgrad.cu and wgrad.cu say.
+are, where each warp splits those of f32 that it reads. In fprop x is copied before, each channel as three of half
+precision, which is small beside y: 64x3x224x224 -> 64, 3x3: 38 MB of x are read twice and 58 MB written, 45 us at
+3 TB/s, where y has 822 MB, 274 us. Gradients split what they have staged, as dgrad.cu and wgrad.cu describe.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Convolutions with few output channels as such with few input channels: x and y take each other's places.
+"""Convolutions with few output channels as convolutions with few input channels: x and y are swapped.
 
-Without a stride the gradient of the data is a convolution, too, and the other way round:
+Without a stride a dgrad is a convolution, too, and the other way round:
 
     y[n, k, o]  = sum over c, t of w[k, c, t] * x[n, c, o - before + dilation * t]
     dx[n, c, i] = sum over k, t of w[k, c, t] * dy[n, k, i + before - dilation * t]
 
-so that a layer forward is the data's gradient of the layer that has its y for x, its x for y, the filter's two axes of
-channels swapped, its taps flipped, and as much padding as is missing to `dilation * (taps - 1)`. The filter's gradient
-is the other layer's. Nothing is copied; operands keep their order, but for x and dy of the filter's gradient. A last
-layer, of many channels to a few, becomes a first one.
+so the fprop of a layer is the dgrad of the layer that has its y as x, its x as y, the filter's two axes of channels
+swapped, its taps flipped, and the padding that is missing to `dilation * (taps - 1)`. The wgrad is the other layer's.
+Nothing is copied; operands keep their order, except x and dy of the wgrad. So a last layer, of many channels to few,
+becomes a first layer.
 """
 
 from __future__ import annotations

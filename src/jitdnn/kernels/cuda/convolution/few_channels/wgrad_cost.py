@@ -1,6 +1,6 @@
-"""Strips, tiles and warps of the filter's gradient with few channels: every sensible plan priced in cycles.
+"""Strips, tiles and warps of wgrad with few channels: the cost in cycles of every candidate plan.
 
-The words are those of cost.py.
+The terms are those of cost.py.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Convolutions of f32 with fewer pixels than channels: products whose larger operand, the filter, is read as it is."""
+"""Convolutions of f32 with fewer pixels than channels: products that read their larger operand, the filter, as f32."""

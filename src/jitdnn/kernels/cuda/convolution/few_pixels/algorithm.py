@@ -1,9 +1,9 @@
-"""f32 layers with fewer pixels than channels of the result, whose filter is what takes time to read: sm_90a.
+"""f32 layers with fewer pixels than channels of the result, bound by reading their filter: sm_90a.
 
-Products of halves pack both operands, and move the filter four times. Here the filter is the first operand of a product
-that divides it in registers, and is read once. Forward the windows of x are copied to the rows of a matrix (im2col),
-which are the second operand. For the data's gradient the filter's taps are rows of the product, all pixels of dy meet
-each of them, and what belongs to a pixel of dx is added behind, in a fixed order (col2im).
+Products of halves pack both operands, and move the filter four times. Here the filter is A of a product that splits it
+in registers, and is read once. In fprop the windows of x are copied to the rows of a matrix (im2col), which is B. In
+dgrad the filter's taps are rows of the product, all pixels of dy meet each of them, and a second kernel adds what
+belongs to a pixel of dx, in a fixed order (col2im).
 """
 
 from __future__ import annotations

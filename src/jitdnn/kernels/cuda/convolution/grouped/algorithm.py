@@ -1,17 +1,17 @@
 """Grouped convolutions with few channels a group, by `mma` on several neighbouring groups at a time.
 
-Sixteen neighbouring channels are one operand of the tensor cores whatever groups they belong to: the filter is laid
-out block-diagonally, with zeros between groups. That wastes three quarters of the products of groups of four, and
-still leaves them cheaper than the memory: 64x128x56x56 of 32 groups, 3x3, bf16 on an H100 moves 103 MB, 34 us at
-3.0 TB/s, while its products take 10 to 13 us.
+Sixteen neighbouring channels are one operand of the tensor cores whatever groups they belong to: the filter is
+block-diagonal, with zeros between groups. That wastes three quarters of the products of groups of four, and still
+leaves them cheaper than the memory: 64x128x56x56 of 32 groups, 3x3, bf16 on an H100 moves 103 MB, 34 us at 3.0 TB/s,
+while its products take 10 to 13 us.
 
-Channels-last pixels of whole 16 bytes go through shared memory (shared_memory.cu): 41 to 47 us for that
-layer. All others go from global memory straight into registers, two rows ahead of the products where registers allow:
-58 us, since registers hold too few bytes in flight. An infinity in one group makes NaN of the others in its
-sixteen channels. See wgrad_cost.py for wgrad.
+Channels-last pixels of multiples of 16 bytes go through shared memory (shared_memory.cu): 41 to 47 us for that layer.
+All others go from global memory straight into registers, two rows ahead of the products where registers allow: 58 us,
+because registers hold too few bytes in flight. An infinity in one group makes NaN of the others in its sixteen
+channels. See wgrad_cost.py for wgrad.
 
-f32 is multiplied as numbers of tf32, eight channels at a time, forward and backward to the data, in channels last: the
-bytes of the same layer, 206 MB, take 68 us, its products, of three for one, 37.
+f32 is multiplied as numbers of tf32, eight channels at a time, fprop and dgrad, in channels last: the bytes of the same
+layer, 206 MB, take 68 us, its products, three for one, 37.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jitdnn.problems.problem import Problem
 
 
 class Grouped(KernelAlgorithm[Convolution, GpuDevice]):
-    """All directions; see the module's text."""
+    """Few channels per group by `mma` on several neighbouring groups at a time: all directions."""
 
     name = "grouped"
     version: ClassVar[int] = 2
@@ -134,7 +134,7 @@ class GroupedF32(Grouped):
 
 
 class GroupedTf32(GroupedF32):
-    """The same of f32 that is rounded to tf32."""
+    """`grouped` for f32 that is rounded to tf32."""
 
     name = "grouped_tf32"
     rounded = ()

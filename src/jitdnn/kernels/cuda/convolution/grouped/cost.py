@@ -1,6 +1,6 @@
 """The cheapest plan of a grouped convolution in any direction.
 
-Through shared memory (shared_memory.cu): channels-last sources of whole 16 bytes. Straight into registers
+Through shared memory (shared_memory.cu): channels-last sources of multiples of 16 bytes. Straight into registers
 (registers.cu): all others in 16 bits.
 """
 

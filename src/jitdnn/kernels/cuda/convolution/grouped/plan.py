@@ -1,4 +1,4 @@
-"""Frozen sizes of grouped convolutions: tiles in shared memory, the plan, and what their layouts have in common."""
+"""Frozen sizes of grouped convolutions: tiles in shared memory, the plan, and what their layouts share."""
 
 from __future__ import annotations
 

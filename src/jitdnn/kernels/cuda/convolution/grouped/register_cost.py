@@ -1,4 +1,4 @@
-"""Plans of fprop and dgrad of grouped convolutions straight into registers (registers.cu), priced."""
+"""The cost of plans of fprop and dgrad of grouped convolutions straight into registers (registers.cu)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Every sensible plan of fprop and dgrad of grouped convolutions through shared memory, priced.
+"""The cost of every candidate plan of fprop and dgrad of grouped convolutions through shared memory.
 
-Channels-last sources of whole 16 bytes come in slices of up to 64 channels that groups fill. A source pixel comes from
-memory once for each tile that it is in, whatever taps it meets there, in copies that take no registers: 50 kB in flight
-on each multiprocessor saturate an H100's memory, and registers alone do not hold as much.
+Channels-last sources of multiples of 16 bytes are copied in slices of up to 64 channels that groups fill. A source
+pixel is read from memory once for each tile that it is in, whatever taps it meets there, by copies that take no
+registers: 50 kB in flight on each multiprocessor saturate an H100's memory, and registers alone do not hold as much.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Every sensible plan of wgrad of grouped convolutions, priced: through shared memory, or straight into registers.
+"""The cost of every candidate plan of wgrad of grouped convolutions: through shared memory, or straight into registers.
 
-Channels-last tensors of whole 16 bytes go through shared memory (wgrad_shared_memory.cu): every output is read once and
-every pixel of x about once, whatever taps it meets, and the sums of a block's warps are added before they leave it. All
-others go from memory into registers (wgrad_registers.cu), each tap on its own, and every warp writes its sums. Either
-way each of `workers` writes no more than the filter's elements, which wgrad_reduce.cu adds; one worker alone writes the
-result. An infinity in x makes NaN of the other taps as well, where there are zeros instead of outputs.
+Channels-last tensors of multiples of 16 bytes go through shared memory (wgrad_shared_memory.cu): every output is read
+once and every pixel of x about once, whatever taps it meets, and the sums of a thread block's warps are added before
+they are written. All others go from memory into registers (wgrad_registers.cu), each tap separately, and every warp
+writes its sums. Either way each of `workers` writes at most the filter's elements, which wgrad_reduce.cu adds; a single
+worker writes the result. An infinity in x makes NaN of the other taps as well, where there are zeros instead of
+outputs.
 """
 
 from __future__ import annotations

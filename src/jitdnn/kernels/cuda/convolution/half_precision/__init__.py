@@ -1,1 +1,1 @@
-"""What the convolutions in half precision with few channels, in all or in a group, have in common."""
+"""What the convolutions in half precision with few channels, in all or in a group, share."""

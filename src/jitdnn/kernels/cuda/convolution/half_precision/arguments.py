@@ -1,7 +1,7 @@
 """Sizes that kernels take as arguments, so that one compiled kernel serves several shapes.
 
-A plan has all of its sizes as macros. Those that a family can do without at compile time become fields of a structure,
-and the macro stands for the field: functions that use one take `const Sizes &sizes`, kernels have NUMBERS behind beta
+A plan has all of its sizes as macros. Those that a family does not need at compile time become fields of a structure,
+and the macro expands to the field: functions that use one take `const Sizes &sizes`, kernels have NUMBERS after beta
 and make their `sizes` of them by SIZES.
 """
 

@@ -1,4 +1,4 @@
-"""Choosing among many plans: each is made only once it is known to be the one."""
+"""Choosing among many plans: a plan is made only once it is known to be the cheapest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel whose first operand, result, or both are in the workspace, in another order, with copies around it."""
+"""A kernel whose first operand, result, or both are in the workspace in another layout, with copies around it."""
 
 from __future__ import annotations
 

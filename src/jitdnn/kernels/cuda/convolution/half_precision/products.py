@@ -1,4 +1,4 @@
-"""How a warp multiplies two fragments: what products.cuh does, as a cost model counts it."""
+"""How a warp multiplies two fragments, as products.cuh does it: the counts for a cost model."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Convolution in all directions as an implicit product on the tensor cores (`mma.sync`), for sm_80 and later.
 
-Channels-last tensors are read where they are. Others, and those whose channels no wide copy divides, are packed into
-the workspace first, or are read element by element where no workspace is wanted. A product with too few tiles for the
+Channels-last tensors are read in place. Others, and those whose channels no wide copy divides, are packed into the
+workspace first, or are read element by element where no workspace is allowed. A product with too few tiles for the
 device is split along K, and the partial sums are added in a fixed order. wgrad sums over pixels, which are many, for
-results that are few: it is nearly always split.
+few results: it is nearly always split.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def refuse_sums(length: int) -> str | None:
 
 
 class ImplicitGemm(TensorCoreAlgorithm[Convolution]):
-    """K runs over taps, with channels inside."""
+    """fprop and dgrad as an implicit GEMM by `mma.sync`: K runs over taps, with channels inside."""
 
     name = "implicit_gemm"
     problem = Convolution
@@ -62,7 +62,7 @@ class ImplicitGemm(TensorCoreAlgorithm[Convolution]):
 
 
 class ImplicitGemmInPlace(ImplicitGemm):
-    """The same without workspace: nothing is packed, and no tile is split along K."""
+    """`implicit_gemm` without workspace: nothing is packed, and no tile is split along K."""
 
     name = "implicit_gemm_in_place"
     uses_workspace = False
@@ -94,7 +94,7 @@ def _refuse_extents(problem: Convolution) -> str | None:
 
 
 class ImplicitGemmWgrad(TensorCoreAlgorithm[Convolution]):
-    """Channels of dy by taps and channels of x; K runs over pixels."""
+    """wgrad as an implicit GEMM by `mma.sync`: channels of dy by taps and channels of x; K runs over pixels."""
 
     name = "implicit_gemm"
     problem = Convolution
@@ -121,14 +121,14 @@ class ImplicitGemmWgrad(TensorCoreAlgorithm[Convolution]):
 
 
 class ImplicitGemmWgradInPlace(ImplicitGemmWgrad):
-    """The same without workspace: nothing is packed, and no tile is split along K."""
+    """`implicit_gemm` without workspace: nothing is packed, and no tile is split along K."""
 
     name = "implicit_gemm_in_place"
     uses_workspace = False
 
 
 class ImplicitGemmFma(MultiplyAddAlgorithm[Convolution], ImplicitGemm):
-    """Implicit products by multiply-adds in f32: as exact as `direct`, with copies and splits of `implicit_gemm`."""
+    """fprop and dgrad as an implicit GEMM by multiply-adds in f32, as exact as `direct`."""
 
     name = "implicit_gemm_fma"
 
@@ -138,7 +138,7 @@ class ImplicitGemmFma(MultiplyAddAlgorithm[Convolution], ImplicitGemm):
 
 
 class ImplicitGemmFmaWgrad(MultiplyAddAlgorithm[Convolution], ImplicitGemmWgrad):
-    """Channels of dy by taps and channels of x, K over pixels, by multiply-adds in f32."""
+    """wgrad as an implicit GEMM by multiply-adds in f32; K runs over pixels."""
 
     name = "implicit_gemm_fma"
 

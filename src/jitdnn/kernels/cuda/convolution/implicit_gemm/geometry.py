@@ -1,10 +1,10 @@
-"""Convolution forward and backward to the data, and the matrix product, as one form for the tensor cores.
+"""fprop, dgrad and the matrix product as one form for the tensor cores.
 
     result[pixel, column] = sum over (tap, channel) of data[pixel moved by tap, channel] * filter[column, tap, channel]
 
 Rows of the product are pixels of the result, columns its channels; K runs over taps, with the channels of the data
-inside. A strided backward data falls into stride phases, one for each remainder of a result's position modulo the
-stride. A phase meets its own taps only, so nothing is multiplied by the zeros between the pixels of dy.
+inside. A strided dgrad consists of stride phases, one for each remainder of a result's position modulo the stride. A
+phase meets its own taps only, so nothing is multiplied by the zeros between the pixels of dy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shapes of the implicit products as their kernels take them: the `Tables` of fprop_dgrad.cu and wgrad.cu."""
+"""Shapes of the implicit products as arguments of their kernels: the `Tables` of fprop_dgrad.cu and wgrad.cu."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Data gradients of convolutions whose patches touch without overlap, and transposed convolutions, by warpgroups."""
+"""dgrads of convolutions whose patches touch without overlap, and transposed convolutions, by warpgroups."""

@@ -1,8 +1,8 @@
-"""Data gradients of patches that touch without overlap, and so transposed convolutions by as large a stride, on sm_90a.
+"""dgrads of patches that touch without overlap, and so transposed convolutions with as large a stride, on sm_90a.
 
-No element of the result has two neighbours then: each pixel of dy is multiplied by all taps. As a product of that form
-it is also run by patch (patch.py), where pixels of a patch are one behind the other in memory. Here results go to
-where they belong, also into some channels of a wider tensor, and a bias of the result's channels is added to them.
+No element of the result gets products from two pixels then: each pixel of dy is multiplied by all taps. Such a product
+is also run by patch (patch.py), where the pixels of a patch are contiguous in memory. Here results are scattered to
+their places, also into some channels of a wider tensor, and a bias by channel is added to them.
 
 Floors on an H100 (bf16), 64 channels of 2 x 48^3 pixels to 32 of 2 x 96^3: 47 us by bytes at 3 TB/s, 9 by products.
 """

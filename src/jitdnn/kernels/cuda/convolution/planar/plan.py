@@ -1,4 +1,4 @@
-"""Planes one behind the other, copied to shared memory as one run: the sizes of a thread block, and its time."""
+"""Contiguous planes that are copied to shared memory as one run: the sizes of a thread block, and its time."""
 
 from __future__ import annotations
 

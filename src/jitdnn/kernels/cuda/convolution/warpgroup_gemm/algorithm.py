@@ -1,8 +1,8 @@
-"""Convolution in all directions as an implicit product by warpgroups (`wgmma`), on operands that TMA brings: sm_90a.
+"""Convolution in all directions as an implicit product by warpgroups (`wgmma`) on operands copied by TMA: sm_90a.
 
-Channels-last tensors at addresses that are multiples of 16 bytes are read where they are; others are packed into the
-workspace first, or refused where none is wanted. A product with too few tiles for the device is split along K, and the
-partial sums are added in a fixed order. Shapes are arguments of the kernels: few are compiled.
+Channels-last tensors at addresses that are multiples of 16 bytes are read in place; others are packed into the
+workspace first, or refused where none is allowed. A product with too few tiles for the device is split along K, and the
+partial sums are added in a fixed order. Shapes are arguments of the kernels, so few kernels are compiled.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def refuse_lines(problem: Convolution) -> str | None:
 
 
 class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
-    """fprop and dgrad: K runs over taps, with channels inside."""
+    """fprop and dgrad as an implicit GEMM by `wgmma`: K runs over taps, with channels inside."""
 
     name = "implicit_gemm_wgmma"
     version: ClassVar[int] = 7
@@ -235,14 +235,14 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
 
 
 class WarpgroupGemmInPlace(WarpgroupGemm):
-    """The same without workspace: nothing is packed, and no tile is split along K."""
+    """`implicit_gemm_wgmma` without workspace: nothing is packed, and no tile is split along K."""
 
     name = "implicit_gemm_wgmma_in_place"
     uses_workspace = False
 
 
 class WarpgroupGemmInLines(WarpgroupGemm):
-    """The same with the taps of a line of the filter sharing what is copied of the data, each some pixels further on.
+    """fprop and dgrad by `wgmma`: the taps of a line of the filter share one copy of the data.
 
     Lines go on behind their last window, so a few of each line's results are none. Products of few columns are limited
     by the copies of pixels.
@@ -292,7 +292,7 @@ class WarpgroupGemmSwapped(WarpgroupGemm):
 
 
 class WarpgroupGemmSwappedInLines(WarpgroupGemmSwapped):
-    """The same with the taps of a line of the filter sharing what is copied of the data."""
+    """`implicit_gemm_wgmma_swapped` with the taps of a line of the filter sharing one copy of the data."""
 
     name = "implicit_gemm_wgmma_swapped_in_lines"
 
@@ -306,7 +306,7 @@ class WarpgroupGemmSwappedInLines(WarpgroupGemmSwapped):
 
 
 class WarpgroupWgrad(WarpgroupGemm):
-    """Channels of dy by taps and channels of x; K runs over pixels."""
+    """wgrad as an implicit GEMM by `wgmma`: channels of dy by taps and channels of x; K runs over pixels."""
 
     version: ClassVar[int] = 7
     takes_no_epilogue = "a filter's gradient takes no epilogue here"
@@ -355,7 +355,7 @@ class WarpgroupWgrad(WarpgroupGemm):
 
 
 class WarpgroupWgradInLines(WarpgroupWgrad):
-    """The same with pixels taken line by line: of x a run of pixels is copied once for all taps along the last axis.
+    """wgrad by `wgmma` line by line: a run of pixels of x is copied once for all taps along the last axis.
 
     The copy engine is what limits gradients of few channels of dy.
     """
@@ -372,7 +372,7 @@ class WarpgroupWgradInLines(WarpgroupWgrad):
 
 
 class WarpgroupWgradInPlace(WarpgroupWgrad):
-    """The same without workspace: nothing is packed, and no tile is split along K."""
+    """`implicit_gemm_wgmma` without workspace: nothing is packed, and no tile is split along K."""
 
     name = "implicit_gemm_wgmma_in_place"
     uses_workspace = False

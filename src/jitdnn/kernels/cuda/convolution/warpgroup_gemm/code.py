@@ -1,7 +1,7 @@
 """Source text, launches and kernels of implicit products by warpgroups.
 
-The text knows the blocking, the types and the epilogue; extents, strides and what is packed are in its tables, so one
-compiled kernel serves every shape.
+The blocking, the types and the epilogue are compiled in; extents, strides and the layout of packed operands are in the
+kernel's tables, so one compiled kernel serves every shape.
 """
 
 from __future__ import annotations

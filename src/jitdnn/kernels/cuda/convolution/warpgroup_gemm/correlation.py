@@ -1,4 +1,4 @@
-"""The plan of a forward product by warpgroups, or of one to the data, that is expected to be fastest."""
+"""The plan of an fprop or dgrad by warpgroups that is expected to be fastest."""
 
 from __future__ import annotations
 

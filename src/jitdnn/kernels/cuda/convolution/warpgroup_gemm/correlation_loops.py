@@ -1,7 +1,7 @@
-"""The loops of a forward convolution, or of one to the data, as a product by warpgroups.
+"""The loops of an fprop or dgrad as a product by warpgroups.
 
 for each stride phase, row and column              rows: pixels of the result; columns: its channels
-    sum over taps and channels                     or over groups of taps along a line, which share what is copied
+    sum over taps and channels                     or over groups of taps along a line, which share copied pixels
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Results whose windows reach outside of the data, as phases of their own without the taps that read padding alone.
+"""Results whose windows reach outside of the data, as phases of their own without the taps that read only padding.
 
 Of three taps along an axis of four positions one reads nothing but padding for the first position, and one for the
-last: a sixth of all products. Positions along an axis fall into runs that the same taps meet; each run, or each pair of
-runs along two axes, is a phase, as those of a data gradient with strides are.
+last: a sixth of all products. Positions along an axis form runs that the same taps meet; each run, or each pair of runs
+along two axes, is a phase, like the stride phases of a dgrad.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products whose operands are in each other's places: which are worth trying."""
+"""Products with swapped operands: which are candidates."""
 
 from __future__ import annotations
 

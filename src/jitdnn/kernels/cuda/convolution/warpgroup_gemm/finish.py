@@ -1,4 +1,4 @@
-"""What an epilogue costs behind the products of a tile, in instructions for each result."""
+"""The cost of an epilogue after the products of a tile, in instructions for each result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a product by warpgroups does beside the product: a prologue on the activations, sums by channel of its results.
+"""What a product by warpgroups is fused with: a prologue on the activations, sums by channel of its results.
 
-How the prologue gets in: `cuda/warpgroup/prologue_rows.cuh` and `prologue_pixels.cuh`; the sums: `sums.cuh`.
+How the prologue is applied: `cuda/warpgroup/prologue_rows.cuh` and `prologue_pixels.cuh`; the sums: `sums.cuh`.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class _Halves(WarpgroupGemm):
 
 
 class WarpgroupGemmHalves(_Halves):
-    """fprop and dgrad of f32."""
+    """fprop and dgrad of f32 as two numbers of f16, by three products."""
 
     rounded = ("implicit_gemm_scaled_f16", "implicit_gemm_wgmma")
 
@@ -88,7 +88,7 @@ class WarpgroupGemmDivided(_Halves):
 
 
 class WarpgroupWgradHalves(_Halves, WarpgroupWgrad):
-    """wgrad of f32."""
+    """wgrad of f32 as two numbers of f16, by three products."""
 
     rounded = ("implicit_gemm_scaled_f16",)
 

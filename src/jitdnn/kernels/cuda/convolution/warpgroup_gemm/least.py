@@ -1,4 +1,4 @@
-"""What implicit products by warpgroups do not come below, without a search for their plans."""
+"""Lower bounds of the time of implicit products by warpgroups, without a search for their plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands as the copy engine reads them: where they lie, or where a copy of them with channels innermost does."""
+"""Operands as TMA reads them: in place, or a copy of them with channels innermost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order the tiles and the stages of implicit products by warpgroups come, and how long stages are."""
+"""The order of the tiles and stages of implicit products by warpgroups, and the length of a stage."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Two stride phases of a data gradient as the halves of a product's columns.
+"""Two stride phases of a dgrad as the halves of a product's columns.
 
-Of three taps with stride 2 along the last axis every second result meets two and the others one, which reads pixels
-that one of the two reads as well. As two products, of 64 columns each, pixels come three times, and what stands between
-two tiles twice; as one of 128 columns, of which a tap that only one phase meets has half, they come twice.
+With three taps and stride 2 along the last axis every second result meets two taps and the others one, which reads
+pixels that one of the two reads as well. As two products of 64 columns each, pixels are copied three times, and there
+are twice as many gaps between tiles; as one product of 128 columns, half of which a tap uses that only one phase meets,
+pixels are copied twice.
 """
 
 from __future__ import annotations

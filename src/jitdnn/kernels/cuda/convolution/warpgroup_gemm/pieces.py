@@ -1,4 +1,4 @@
-"""What plans of implicit products by warpgroups are made of: axes, packed operands, bytes, and their times."""
+"""The parts of plans of implicit products by warpgroups: axes, packed operands, bytes, and their times."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Frozen sizes of implicit products by warpgroups: the blocking, what is packed, the tensor maps and the tables.
+"""Frozen sizes of implicit products by warpgroups: the blocking, packed operands, the tensor maps and the tables.
 
 A is the data and B the filter, or dy and x of a wgrad. The loops, with the names of the sizes:
 
     for each thread block of the device            (persistent)
-        for each of its works                      a tile, `Blocking.splits` of its K: tile.m x tile.n
+        for each of its work tiles                 a tile, `Blocking.splits` of its K: tile.m x tile.n
             for each stage                         a tap and 128 bytes of channels, mostly; of wgrad, of pixels
                 for each consumer                  64 * tile.rows rows, sums in registers
                     for each wgmma                 64 x tile.n x 32 bytes of K

@@ -1,6 +1,6 @@
 """Convolutions of one tap as products of the filter and the pixels: rows are channels of the result.
 
-Tiles have multiples of 64 rows, but any multiple of 16 columns. Where pixels are columns, tiles can be chosen that fill
+Tiles have multiples of 64 rows, but any multiple of 16 columns. With pixels as columns, tiles can be chosen that fill
 the multiprocessors evenly.
 """
 

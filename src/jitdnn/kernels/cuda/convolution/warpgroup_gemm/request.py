@@ -1,4 +1,4 @@
-"""What a plan of products by warpgroups is asked for."""
+"""The request for a plan of products by warpgroups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which rows of shared memory channels and taps of the data and of the filter come, and which taps share them."""
+"""The rows of shared memory in which channels and taps of the data and of the filter are copied, and shared by taps."""
 
 from __future__ import annotations
 

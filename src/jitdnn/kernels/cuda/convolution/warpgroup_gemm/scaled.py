@@ -1,4 +1,4 @@
-"""Convolution of f32 by products of one number of half precision each, as exact as tf32 that is rounded."""
+"""Convolution of f32 by products of one number of half precision each, as exact as rounded tf32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a filter's gradient by warpgroups that is expected to be fastest."""
+"""The plan of a wgrad by warpgroups that is expected to be fastest."""
 
 from __future__ import annotations
 

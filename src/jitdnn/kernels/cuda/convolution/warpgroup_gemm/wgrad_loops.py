@@ -1,7 +1,7 @@
-"""The loops of a filter's gradient as a product by warpgroups.
+"""The loops of a wgrad as a product by warpgroups.
 
-for each 64 channels of dy and each column         columns: the taps, of each of which blocks of 64 channels of x
-    sum over pixels of dy                          or over segments of lines, whose taps share what is copied of x
+for each 64 channels of dy and each column         columns: the taps, for each of them blocks of 64 channels of x
+    sum over pixels of dy                          or over segments of lines, whose taps share the copied pixels of x
 """
 
 from __future__ import annotations

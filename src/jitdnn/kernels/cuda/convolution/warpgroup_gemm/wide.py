@@ -1,7 +1,7 @@
-"""Epilogues whose operands are brought by whole sectors: what finish_wide.cuh is told of them.
+"""Epilogues whose operands are read by whole sectors: the macros of finish_wide.cuh.
 
-An operand may lie as the results do, with its channels side by side, or have one number for each channel, or for each
-pixel, or only one. Whatever else there is, `finish` of epilogue.cuh reads element by element.
+An operand may have the layout of the results, with contiguous channels, or have one number for each channel, or for
+each pixel, or only one. `finish` of epilogue.cuh reads any other operand element by element.
 """
 
 from __future__ import annotations

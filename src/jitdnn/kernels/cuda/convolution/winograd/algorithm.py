@@ -1,7 +1,7 @@
 """Winograd's minimal filtering for f32 on sm_90a: transforms write halves, and warpgroups multiply these.
 
-The kernels of warpgroup_gemm take a batch of products whose packed operands are those that the transforms wrote; what
-they were multiplied by lies in the header of halves.cuh. Infinities and NaN go through the products.
+The kernels of warpgroup_gemm run a batch of products whose packed operands are those that the transforms wrote; their
+scales are in the header of halves.cuh. Infinities and NaN pass through the products.
 """
 
 from __future__ import annotations

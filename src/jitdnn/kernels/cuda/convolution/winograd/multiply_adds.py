@@ -1,7 +1,7 @@
 """Winograd's minimal filtering in f32 with products by the multiply-adds of implicit_gemm.
 
-The sums are those of the plain algorithms, whose names and bounds these have; where tiles of these are slower, or the
-numbers are of another type, the tiled contraction of gpu/gemm computes them.
+The sums are those of the plain algorithms, whose names and bounds these have. Where its tiles are slower, or the
+numbers are of another type, the tiled contraction of gpu/gemm computes the products.
 """
 
 from __future__ import annotations

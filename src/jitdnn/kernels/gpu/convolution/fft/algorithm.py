@@ -1,9 +1,9 @@
 """Convolution with long filters by fast Fourier transforms: products of spectra in place of sums over the taps.
 
-All directions. A thread block has whole transforms of pieces of images, its filters' spectra and the products in
-registers and shared memory: about 50 operations a point and transform in place of two a tap. Of a depthwise convolution
-tensors are read once but for what pieces share, and the floor is their bytes from some hundred taps on. With several
-channels in a group each result transforms all of them anew, which pays from some hundred to a thousand taps on.
+All directions. A thread block has whole transforms of pieces of images, the spectra of its filters and the products in
+registers and shared memory: about 50 operations a point and transform in place of two a tap. A depthwise convolution
+reads its tensors once, except for what pieces share, and the floor is their bytes from some hundred taps on. With
+several channels in a group each result transforms all of them anew, which pays from some hundred to a thousand taps on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FEWEST_TAPS = 32  # with fewer a sum is always faster
 
 
 class Fft(KernelAlgorithm[Convolution, GpuDevice]):
-    """All directions; see the module's text."""
+    """Long filters by fast Fourier transforms of pieces of images, within a thread block: all directions."""
 
     name = "fft"
     problem = Convolution

@@ -1,14 +1,14 @@
-"""Frozen sizes of convolutions by fast Fourier transforms on GPUs: pieces of images, and how they lie in a transform.
+"""Frozen sizes of convolutions by fast Fourier transforms on GPUs: pieces of images, and their layout in a transform.
 
 x[u], y[q] and w[v] meet where u = q + v, along each axis with stride, padding and dilation as formulas/overlap_save.py
 has them. A piece has `size` results along each axis and what they read; `length` points hold it modulo their number. A
-piece of several axes is one row of points, the last axis first: point (i, j) lies at i * length of the last axis + j.
+piece of several axes is one row of points, the last axis innermost: point (i, j) is at i * length of the last axis + j.
 Differences of positions are less than the lengths, so those of points are less than their product, and the row is
-convolved modulo any number of points from that product on. Zeros between lines are shared: padding behind one is before
+convolved modulo any number of points from that product on. Zeros between lines are shared: padding after one is before
 the next.
 
-A filter that is too long for a transform is cut along the last axis. Part n of t taps reads as a filter of t taps does
-where the padding is n * t * dilation less.
+A filter that is too long for a transform is split along the last axis. Part n of t taps reads as a filter of t taps
+does where the padding is n * t * dilation less.
 """
 
 from __future__ import annotations

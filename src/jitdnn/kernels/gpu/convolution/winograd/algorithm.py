@@ -1,8 +1,9 @@
-"""Winograd's minimal filtering: fewer multiplications for convolutions of stride 1, at the cost of memory.
+"""Winograd's minimal filtering: fewer multiplications for convolutions of stride 1, at the cost of memory traffic.
 
 A tile of m x m results of r x r taps takes (m + r - 1)^2 products, one at each of its points, in place of m^2 r^2: 36
-of 144 for F(4 x 4, 3 x 3), 16 of 36 for F(2 x 2, 3 x 3). Three passes: the operands become numbers at the points, these
-are multiplied, a matrix product for each point, and the products become results, with alpha, beta and the epilogue.
+of 144 for F(4 x 4, 3 x 3), 16 of 36 for F(2 x 2, 3 x 3). Three passes: the operands are transformed to the points, the
+transformed operands are multiplied, a matrix product for each point, and the products are transformed to results, with
+alpha, beta and the epilogue.
 """
 
 from __future__ import annotations

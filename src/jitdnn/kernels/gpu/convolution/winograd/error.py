@@ -1,4 +1,4 @@
-"""How exact minimal filtering is on GPUs; see formulas/minimal_filtering_error.py."""
+"""The error bounds of minimal filtering on GPUs; see formulas/minimal_filtering_error.py."""
 
 from __future__ import annotations
 

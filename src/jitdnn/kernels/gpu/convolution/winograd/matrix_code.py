@@ -1,4 +1,4 @@
-"""Constant matrices times tiles of numbers as functions in C, written out."""
+"""Products of constant matrices and tiles of numbers as unrolled functions in C."""
 
 from __future__ import annotations
 

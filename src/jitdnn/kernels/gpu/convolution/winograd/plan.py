@@ -1,11 +1,11 @@
-"""Frozen sizes of minimal filtering on GPUs: the axes in tiles, what lies where in the workspace, and the matrices.
+"""Frozen sizes of minimal filtering on GPUs: the axes in tiles, the layout of the workspace, and the matrices.
 
-Names are those of winograd.c. Forward and the data's gradient are one correlation,
+Names are those of winograd.c. fprop and dgrad are one correlation,
 
     result[n, k, p] = sum over c, t of  filter[k, c, t] * data[n, c, p + offset + dilation * t]
 
-and the filter's gradient sums the products of x and dy over tiles of dy, whose m neighbouring elements are the taps of
-F(r, m), and r taps of the filter its results.
+and wgrad sums the products of x and dy over tiles of dy, whose m neighbouring elements are the taps of F(r, m), and
+r taps of the filter its results.
 """
 
 from __future__ import annotations
