@@ -23,6 +23,9 @@ ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100", "sm_120")
 #: compiled for these two, since what differs between the others is in `instructions.cuh`, which is compiled for all
 ENDS = ("sm_80", "sm_90a")
 
+#: whether emulated kernels are run under the race detector (emulation/races.h), those in plain C, too
+RACES = bool(os.environ.get("JITDNN_TESTS_RACES"))
+
 
 def _emulated() -> Any:
     emulation = pytest.importorskip("emulation.device", reason="the emulator of CUDA is not here")
@@ -66,7 +69,7 @@ def _share_of_memory() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["opencl", "cuda"])
+@pytest.fixture(params=["opencl", "cuda", *["cuda-emulated"] * RACES])
 def device(request: pytest.FixtureRequest) -> Any:
     """A device for kernels in plain C."""
     return DEVICES[request.param]()

@@ -21,7 +21,7 @@ from jitdnn.kernels.tables import algorithms
 from one_hopper_kernel import row_major, run
 from warpgroup_cases import on_hopper  # noqa: F401
 
-DEVICE = EmulatedCudaDevice(seconds=5)
+DEVICE = EmulatedCudaDevice(seconds=5, finds_races=False)
 X = np.zeros((1, 64, 64), np.float16)
 BARRIER = (
     "const u32 barrier = shared + 32768; if (threadIdx.x == 0) { mbarrier_init(barrier, 1); mbarrier_init_fence(); } "

@@ -16,7 +16,7 @@ from one_kernel import HEAD, run
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
-DEVICE = EmulatedCudaDevice(seconds=5)
+DEVICE = EmulatedCudaDevice(seconds=5, finds_races=False)
 
 # ---- Asynchronous copies ------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from jitdnn.settings import TABLE
 from paths import ROOT
 
 # of the environment, which are no settings
-OTHER_VARIABLES = ("JITDNN_DISABLE", "JITDNN_TESTS", "JITDNN_STUDIO_TEXTS")
+OTHER_VARIABLES = ("JITDNN_DISABLE", "JITDNN_TESTS", "JITDNN_TESTS_RACES", "JITDNN_STUDIO_TEXTS")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 

@@ -33,6 +33,8 @@ _KERNEL_OPTIONS = (
     "-O0", "-fstack-clash-protection", "-fvisibility=hidden", "-ffp-contract=off", "-w", f"-fsanitize={_CHECKS}",
 )  # fmt: skip
 
+_RACE_OPTIONS = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
+
 _SIZES = {
     "i8": 1, "u8": 1, "char": 1, "bool": 1, "i16": 2, "u16": 2, "f16": 2, "bf16": 2, "short": 2, "i32": 4, "u32": 4,
     "f32": 4, "int": 4, "unsigned": 4, "float": 4, "i64": 8, "u64": 8, "f64": 8, "double": 8,
@@ -58,12 +60,17 @@ def missing() -> str | None:
     return None if COMPILER and shutil.which("objcopy") else "the emulated CUDA device needs g++ and objcopy"
 
 
-def built_source(source: Source, arch: str) -> Path:
-    """The shared library of a source. Raises CompileError."""
+def built_source(source: Source, arch: str, finds_races: bool = False) -> Path:
+    """The shared library of a source, which calls races.h at each load and store, or not. Raises CompileError."""
     plain = '#line 1 "gpu/prelude"\n' + plain_prelude()
     text = source.complete(f'{plain}\n#line 1 "{source.name}"')
     capability = re.sub(r"\D", "", arch)
-    options = (*_OPTIONS, *_KERNEL_OPTIONS, f"-DEMULATION_ARCH={capability}0")
+    options = (
+        *_OPTIONS,
+        *_KERNEL_OPTIONS,
+        f"-DEMULATION_ARCH={capability}0",
+        *_RACE_OPTIONS[: 3 * finds_races],
+    )
     headers = '#include "cuda.h"\n' + '#include "hopper.h"\n' * (source.dialect == "hopper")
     return _built(source.name, f"{headers}namespace {{\n{text}\n", options)
 

@@ -22,6 +22,8 @@ using emulation::threadIdx;
 #define __grid_constant__
 #define __host__
 #define __noinline__ __attribute__((noinline))
+// Of functions that say themselves what they read and write.
+#define EMULATION_NOTED __attribute__((no_sanitize("thread")))
 // __global__, __launch_bounds__ and __shared__ stay as they are: build.py replaces them in the preprocessed text.
 
 // ---- Vector types ------------------------------------------------------------------------------------------------
@@ -268,17 +270,28 @@ static inline int __dp4a(int a, int b, int sum) {
 
 // ---- Memory ------------------------------------------------------------------------------------------------------
 
-template <typename type> static inline type __ldg(const type *p) { return *p; }
-template <typename type> static inline type __ldcs(const type *p) { return *p; }
-template <typename type> static inline type __ldcg(const type *p) { return *p; }
-template <typename type> static inline void __stcs(type *p, type value) { *p = value; }
-template <typename type> static inline void __stcg(type *p, type value) { *p = value; }
+#define EMULATION_CACHED(load, store)                                                                                \
+    template <typename type>                                                                                         \
+    EMULATION_NOTED static inline type load(const type *p, int line = __builtin_LINE()) {                            \
+        emulation::emulation_read(p, sizeof *p, line);                                                               \
+        return *p;                                                                                                   \
+    }                                                                                                                \
+    template <typename type>                                                                                         \
+    EMULATION_NOTED static inline void store(type *p, type value, int line = __builtin_LINE()) {                     \
+        emulation::emulation_write(p, sizeof *p, line);                                                              \
+        *p = value;                                                                                                  \
+    }
+EMULATION_CACHED(__ldcs, __stcs)
+EMULATION_CACHED(__ldcg, __stcg)
+EMULATION_CACHED(__ldg, emulation_no_store)
+#undef EMULATION_CACHED
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}
 
 // Atomics of integers alone: sums of reals would depend on the order.
 #define EMULATION_ATOMIC(name, type, result)                       \
-    static inline type name(type *p, type value) {                 \
+    EMULATION_NOTED static inline type name(type *p, type value, int line = __builtin_LINE()) {      \
+        emulation::emulation_atomic(p, sizeof *p, line);           \
         const type before = *p;                                    \
         *p = result;                                               \
         return before;                                             \
@@ -291,7 +304,8 @@ static inline void __threadfence_block() {}
     EMULATION_ATOMIC(atomicAnd, type, before & value)                                \
     EMULATION_ATOMIC(atomicXor, type, before ^ value)                                \
     EMULATION_ATOMIC(atomicExch, type, value)                                        \
-    static inline type atomicCAS(type *p, type expected, type value) {               \
+    EMULATION_NOTED static inline type atomicCAS(type *p, type expected, type value, int line = __builtin_LINE()) { \
+        emulation::emulation_atomic(p, sizeof *p, line);                             \
         const type before = *p;                                                      \
         if (before == expected) *p = value;                                          \
         return before;                                                               \

@@ -180,11 +180,17 @@ static inline bool warp_any(bool value, EMULATION_LINE) { return warp_ballot(val
 static inline bool warp_all(bool value, EMULATION_LINE) { return warp_ballot(!value, line) == 0; }
 
 // Blocks run one after the other: one that waits for a later one would wait for ever.
-static inline void signal_blocks(u32 *arrived) { ++*arrived; }
-static inline void wait_for_signals(const u32 *arrived, u32 target, EMULATION_LINE) {
+EMULATION_NOTED static inline void signal_blocks(u32 *arrived, EMULATION_LINE) {
+    emulation::emulation_atomic(arrived, 4, line);
+    emulation::emulation_signal(arrived);
+    ++*arrived;
+}
+EMULATION_NOTED static inline void wait_for_signals(const u32 *arrived, u32 target, EMULATION_LINE) {
     if ((i32)(*arrived - target) < 0)
         emulation::emulation_fail(line, "wait_among_blocks: %u arrived of %u, and later blocks run later", *arrived,
                                   target);
+    emulation::emulation_atomic(arrived, 4, line);
+    emulation::emulation_see_signals(arrived);
 }
 static inline void arrive_among_blocks(u32 *arrived, EMULATION_LINE) {
     __syncthreads(line);
@@ -195,7 +201,10 @@ static inline void wait_among_blocks(u32 *arrived, u32 target, EMULATION_LINE) {
     __syncthreads(line);
 }
 
-static inline void largest_among_blocks(u32 *most, u32 value) { *most = value > *most ? value : *most; }
+EMULATION_NOTED static inline void largest_among_blocks(u32 *most, u32 value, EMULATION_LINE) {
+    emulation::emulation_atomic(most, 4, line);
+    *most = value > *most ? value : *most;
+}
 
 static inline u16 to_bf16(f32 value) { return emulation::bf16_of_f32(value); }
 static inline u16 to_f16(f32 value) { return emulation::f16_of_f32(value); }
@@ -210,11 +219,13 @@ static inline f32 f16_high(u32 pair) { return to_f32_f16((u16)(pair >> 16)); }
 static inline u32 to_tf32(f32 value) { return emulation::tf32_of_f32(value); }
 
 #define EMULATION_WIDE_LOAD(name, type)                                                              \
-    static inline type name(const void *p, EMULATION_LINE) {                                         \
+    EMULATION_NOTED static inline type name(const void *p, EMULATION_LINE) {                         \
+        emulation::emulation_read(p, sizeof(type), line);                                            \
         return *(const type *)emulation::aligned(p, sizeof(type), line, #name);                      \
     }
 #define EMULATION_WIDE_STORE(name, type)                                                             \
-    static inline void name(void *p, type value, EMULATION_LINE) {                                   \
+    EMULATION_NOTED static inline void name(void *p, type value, EMULATION_LINE) {                   \
+        emulation::emulation_write(p, sizeof(type), line);                                           \
         *(type *)emulation::aligned(p, sizeof(type), line, #name) = value;                           \
     }
 EMULATION_WIDE_LOAD(load4, u32)

@@ -14,12 +14,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import shutil
 import struct
 import subprocess
 import threading
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,11 @@ from jitdnn.errors import CompileError, DeviceError
 __all__ = ["EmulatedCudaDevice", "missing"]
 
 _LOCK = threading.Lock()  # the runtime has one set of fibers
+_MEMORIES: weakref.WeakSet[HostMemory] = weakref.WeakSet()
 
 
+_SLOWER = 20
+"""How many times as long a launch may take where races are looked for."""
 _FACTS = replace(on_paper(90), model="emulated", multiprocessors=4)
 
 
@@ -47,6 +52,8 @@ class EmulatedCudaDevice(FromFacts):
     arch: str = "sm_90a"
     seconds: float = 60.0
     """CPU time after which a launch has failed."""
+    finds_races: bool = field(default_factory=lambda: bool(os.environ.get("JITDNN_TESTS_RACES")))
+    """Whether accesses to shared memory that nothing orders are errors (races.h): kernels run several times as long."""
 
     target: str = "cuda"
     name: str = "emulated"
@@ -58,7 +65,7 @@ class EmulatedCudaDevice(FromFacts):
 
     def compile(self, source: Source) -> bytes:
         """The path of the compiled source. Raises CompileError."""
-        return os.fsencode(built_source(source, self.arch))
+        return os.fsencode(built_source(source, self.arch, self.finds_races))
 
     def kernel(
         self,
@@ -101,6 +108,13 @@ class HostMemory:
     def __init__(self, size: int) -> None:
         self._bytes = np.empty(size + 256, np.uint8)
         self.pointer, self.size = self._bytes.ctypes.data + 255 & ~255, size
+        _MEMORIES.add(self)
+
+
+def _ranges() -> tuple[Any, int]:
+    """Where memory begins and how many bytes it has, and how many ranges these are."""
+    ranges = [number for one in _MEMORIES for number in (one.pointer, one.size)]
+    return (ctypes.c_size_t * len(ranges))(*ranges), len(ranges) // 2
 
 
 class EmulatedKernel:
@@ -179,14 +193,22 @@ class EmulatedKernel:
             failed = _runtime().emulation_launch(
                 getattr(library, f"emulation_entry_{launch.function}"), slots, (ctypes.c_uint * 3)(*launch.grid),
                 launch.threads, launch.cluster, launch.shared, library.emulation_alignment(),
-                library.emulation_shared_begin(), library.emulation_shared_end(), self._device.seconds,
-                self._source.dialect == "plain", launch.is_early, message, len(message), ctypes.byref(fault),
+                library.emulation_shared_begin(), library.emulation_shared_end(), self._seconds(),
+                self._source.dialect == "plain", launch.is_early, self._device.finds_races,
+                *(_ranges() if self._device.finds_races else (None, 0)), message, len(message),
+                ctypes.byref(fault),
             )  # fmt: skip
         if failed:
             place = _place(library, fault.value) if fault.value else ""
-            raise DeviceError(
-                f"{launch.function} of {self._source.name}: {message.value.decode('utf-8', 'replace')}{place}"
+            text = re.sub(
+                "@([0-9a-f]+)@",
+                lambda found: _place(library, int(found[1], 16) - 1)[4:] or "an unknown line",
+                message.value.decode("utf-8", "replace"),
             )
+            raise DeviceError(f"{launch.function} of {self._source.name}: {text}{place}")
+
+    def _seconds(self) -> float:
+        return self._device.seconds * (_SLOWER if self._device.finds_races else 1)
 
 
 @functools.cache
@@ -195,7 +217,8 @@ def _runtime() -> ctypes.CDLL:
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     runtime.emulation_launch.argtypes = [
         pointer, ctypes.c_char_p, pointer, ctypes.c_int, ctypes.c_int, size, size, pointer, pointer,
-        ctypes.c_double, ctypes.c_int, ctypes.c_int, pointer, ctypes.c_int, pointer,
+        ctypes.c_double, ctypes.c_int, ctypes.c_int, ctypes.c_int, pointer, ctypes.c_int,
+        pointer, ctypes.c_int, pointer,
     ]  # fmt: skip
     return runtime
 

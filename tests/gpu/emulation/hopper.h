@@ -8,7 +8,10 @@ struct __align__(64) TensorMap {
 
 // ---- Barriers ----------------------------------------------------------------------------------------------------
 
-static inline uint4 load16_among_256(const void *from) { return *(const uint4 *)from; }
+EMULATION_NOTED static inline uint4 load16_among_256(const void *from, EMULATION_LINE) {
+    emulation::emulation_read(from, 16, line);
+    return *(const uint4 *)from;
+}
 // What is read behind it is seen to be none.
 static inline void discard_line(const void *line, u32) {
     if ((u64)line % 128) emulation::emulation_fail(0, "discard_line: 128 bytes begin at a multiple of 128");
@@ -214,12 +217,14 @@ static inline u16 pack_f8e5m2(f32 low, f32 high) {
 
 namespace emulation {
 template <typename type>
-static inline type loaded(u32 address, const char *what, int line) {
+EMULATION_NOTED static inline type loaded(u32 address, const char *what, int line) {
     fence();
-    return *(const type *)emulation_shared_access(address, sizeof(type), what, line);
+    const void *from = emulation_shared_access(address, sizeof(type), what, line);
+    emulation_read(from, sizeof(type), line);
+    return *(const type *)from;
 }
 template <typename type>
-static inline void stored(u32 address, type value, const char *what, int line) {
+EMULATION_NOTED static inline void stored(u32 address, type value, const char *what, int line) {
     *(type *)emulation_shared_write(address, sizeof(type), what, line) = value;
     fence();
 }
@@ -272,7 +277,7 @@ static inline void cluster_store4(u32 there, u32 value, EMULATION_LINE) {
 static inline void cluster_store8(u32 there, u32 low, u32 high, EMULATION_LINE) {
     shared_store8(emulation::emulation_own_address(there, "cluster_store8", line), low, high, line);
 }
-static inline uint4 cluster_load16(u32 there, EMULATION_LINE) {
+EMULATION_NOTED static inline uint4 cluster_load16(u32 there, EMULATION_LINE) {
     emulation::fence();
     return *(const uint4 *)emulation::emulation_cluster_access(there, 16, "cluster_load16", line);
 }

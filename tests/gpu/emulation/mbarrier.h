@@ -21,6 +21,7 @@ struct Mbarrier {
     Known known;
     int count, missing;  // arrivals of each phase, and of this
     long bytes;          // that copies have still to bring
+    int agent;           // the copies that count here, in races.h; 0 before there are any
 };
 
 struct Flight {
@@ -51,6 +52,8 @@ struct Meeting {
 
 Mbarrier mbarriers[MOST_MBARRIERS];
 int mbarrier_count;
+Released released[MOST_MBARRIERS];  // what whoever waits will know
+VectorClock over[MOST_MBARRIERS];         // what it knows of the last phase that is over
 Flight *flights;  // in the order in which they were started
 int flight_count, flight_room;
 Asked *asked;
@@ -135,9 +138,13 @@ void advance(Mbarrier &barrier, const char *what, int line) {
     ++barrier.phase;
     barrier.missing = barrier.count;
     const int index = static_cast<int>(&barrier - mbarriers);
+    if (barrier.agent) released[index].all.set(barrier.agent, barrier.phase);
+    over[index] = released[index].all;
     for (int thread = 0; thread < threads; ++thread) {
         const Fiber &fiber = fibers[thread];
-        if (fiber.state == AT_MBARRIER && fiber.wanted == index && is_over(barrier, fiber.parity)) wake(thread);
+        if (fiber.state != AT_MBARRIER || fiber.wanted != index || !is_over(barrier, fiber.parity)) continue;
+        knowledge[thread].join(over[index]);
+        wake(thread);
     }
 }
 
@@ -259,7 +266,8 @@ void emulation_mbarrier_init(Word address, Word arrivals, int line) {
     if (mbarrier_count == MOST_MBARRIERS)
         emulation_fail(line, "%s: more than %d barriers are not emulated", what, MOST_MBARRIERS);
     const int count = static_cast<int>(arrivals);
-    mbarriers[mbarrier_count] = {pointer, address, 0, current, TO_ITSELF, count, count, 0};
+    mbarriers[mbarrier_count] = {pointer, address, 0, current, TO_ITSELF, count, count, 0, 0};
+    released[mbarrier_count].all.forget(), released[mbarrier_count].last.forget(), over[mbarrier_count].forget();
     const Word held[2] = {MBARRIER_MARK, Word(mbarrier_count++)};
     memcpy(pointer, held, sizeof held);
 }
@@ -280,13 +288,14 @@ void emulation_mbarrier_arrive(Word address, Word bytes, int line) {
         emulation_fail(line, "%s: %ld bytes in one phase: there can be %d", what, barrier.bytes, MOST_ARRIVALS);
     --barrier.missing;
     hand_over_stores();
+    if (finds_races) release(current, released[&barrier - mbarriers]);
     advance(barrier, what, line);
 }
 
 void emulation_mbarrier_wait(Word address, Word parity, int line) {
     const Mbarrier &barrier = mbarrier_at(address, "mbarrier_wait", line);
     if (parity > 1) emulation_fail(line, "mbarrier_wait: a parity is 0 or 1, not %u", parity);
-    if (is_over(barrier, parity)) return;
+    if (is_over(barrier, parity)) return knowledge[current].join(over[&barrier - mbarriers]);
     Fiber &own = fibers[current];
     own.state = AT_MBARRIER;
     own.wanted = static_cast<int>(&barrier - mbarriers);
@@ -300,7 +309,9 @@ void emulation_warpgroup_barrier(int number, int line) {
     if (number < 1 || number > 15) emulation_fail(line, "warpgroup_barrier: its number is 1 to 15, not %d", number);
     Meeting &meeting = named_barriers[number];
     if (!is_last_to_come(meeting, number, AT_WARPGROUP_BARRIER, "warpgroup_barrier", line)) return;
-    show_stores(meeting.warpgroup * WARPGROUP, (meeting.warpgroup + 1) * WARPGROUP);
+    const int first = meeting.warpgroup * WARPGROUP;
+    show_stores(first, first + WARPGROUP);
+    order_threads(first, first + WARPGROUP, [](int) { return true; });
     let_go(meeting);
 }
 
@@ -318,7 +329,7 @@ void emulation_tma_load(Word address, Word barrier_address, const Box *box, int 
     check_waited("tma_load", line);
     const char *const what = "tma_load";
     const Map map = checked_map(*box, address, what, line);
-    const Mbarrier &barrier = mbarrier_at(barrier_address, what, line);
+    Mbarrier &barrier = mbarrier_at(barrier_address, what, line);
     if (barrier.known == TO_ITSELF)
         emulation_fail(line, "%s: no mbarrier_init_fence since mbarrier_init at %u", what, barrier_address);
     if (box->coordinates[0] * static_cast<long long>(map.size) % 16)
@@ -346,6 +357,13 @@ void emulation_tma_load(Word address, Word barrier_address, const Box *box, int 
     check_stored(current, address, bytes, what, line);
     forget_writes(address, bytes);
     memset(emulation_dynamic_shared + address, POISON, bytes);
+    if (finds_races) {
+        if (!barrier.agent) barrier.agent = new_agent("tma_load of mbarrier", int(barrier_address), line);
+        note_agent(barrier.agent, barrier.phase + 1, address, bytes, WRITES, view_of(current), line);
+        for_global(map, *box, [&](const unsigned char *at, int count) {
+            note_thread(current, at, count, READS, line);
+        });
+    }
     const int index = static_cast<int>(&barrier - mbarriers);
     flights[flight_count++] = {map, *box, address, index, barrier.phase, bytes, current, line};
 }

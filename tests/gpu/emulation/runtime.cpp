@@ -70,12 +70,21 @@ void set_current(int thread) {
     threadIdx = {static_cast<Word>(thread), 0, 0};
 }
 
+}  // namespace
+}  // namespace emulation
+
+#include "instrumented.h"
+
+namespace emulation {
+namespace {
+
 // Of mbarrier.h, stores.h, cluster.h and wgmma.h, which come further down.
 int describe_wait(const Fiber &fiber, char *text, int room);
 bool deliver_copies();
 bool multiply();
 void show_to_block();
 void check_stmatrix(const Warp &warp, int index);
+void note_ldmatrix(const Warp &warp, int index);
 void end_of_thread();
 void begin_block();
 void end_block();
@@ -153,6 +162,7 @@ void release_barrier() {
                        threads - live_threads);
     arrived_threads = 0;
     show_to_block();
+    order_threads(0, threads, [](int thread) { return fibers[thread].state == AT_BARRIER; });
     for (int warp = 0; warp < warp_count; ++warp) warps[warp].ready = warps[warp].live;
     for (int thread = 0; thread < threads; ++thread)
         if (fibers[thread].state == AT_BARRIER) fibers[thread].state = RUNNING;
@@ -187,14 +197,25 @@ void complete(int index) {
         emulation_fail(warp.line, "%s needs all 32 lanes of a warp: %d of warp %d are there", name_of(warp.kind),
                        __builtin_popcount(warp.arrived), index);
     switch (warp.kind) {
-        case SYNC: break;
-        case SHUFFLE: shuffle(warp); break;
-        case BALLOT: ballot(warp); break;
+        case SYNC:
+            order_threads(index * WARP, threads, [&](int thread) {
+                return thread / WARP == index && warp.arrived >> thread % WARP & 1;
+            });
+            break;
+        case SHUFFLE:
+            note_exchange(warp.arrived, index);
+            shuffle(warp);
+            break;
+        case BALLOT:
+            note_exchange(warp.arrived, index);
+            ballot(warp);
+            break;
         case LDMATRIX:
             for (int lane = 0; lane < 8 * static_cast<Ldmatrix *>(warp.operands[0])->matrices; ++lane) {
                 const void *row = static_cast<Ldmatrix *>(warp.operands[lane])->row;
                 check_shared(row, 16, index * WARP + lane, warp.line, "ldmatrix");
             }
+            note_ldmatrix(warp, index);
             ldmatrix(warp);
             break;
         case STMATRIX:
@@ -264,6 +285,7 @@ void run_block() {
     memset(has_waited, 0, sizeof has_waited);
     arrived_threads = 0;
     live_threads = threads;
+    begin_races();
     begin_block();
     begin_in_cluster();
     for (int thread = 0; thread < threads; ++thread) {
@@ -310,6 +332,7 @@ void on_signal(int signal, siginfo_t *info, void *context) {
 }  // namespace emulation
 
 #include "checks.h"
+#include "copies.h"
 #include "mbarrier.h"
 #include "stores.h"
 #include "cluster.h"
@@ -366,49 +389,6 @@ void emulation_collective(Kind kind, int line, void *operands) {
     run_next();
 }
 
-// A copy happens when it is waited for; until then its destination holds no number.
-void emulation_copy(void *shared, const void *global, int bytes, bool is_valid, int line) {
-    check_waited("cp_async", line);
-    check_shared(shared, bytes, current, line, "cp_async");
-    if (is_valid && reinterpret_cast<uintptr_t>(global) % bytes)
-        emulation_fail(line, "cp_async: misaligned address %p in global memory: it must be a multiple of %d", global,
-                       bytes);
-    Fiber &own = fibers[current];
-    if (own.count == own.room) {
-        own.room = own.room ? 2 * own.room : 64;
-        own.copies = static_cast<Copy *>(realloc(own.copies, own.room * sizeof *own.copies));
-    }
-    own.copies[own.count++] = {static_cast<unsigned char *>(shared), global, bytes, line, is_valid};
-    memset(shared, POISON, bytes);
-}
-
-void emulation_commit() {
-    Fiber &own = fibers[current];
-    if (own.group_count == own.group_room) {
-        own.group_room = own.group_room ? 2 * own.group_room : 64;
-        own.groups = static_cast<int *>(realloc(own.groups, own.group_room * sizeof *own.groups));
-    }
-    own.groups[own.group_count++] = own.count;
-}
-
-void emulation_wait(int pending) {
-    Fiber &own = fibers[current];
-    const int done = own.group_count - pending;
-    if (done <= 0) return;
-    const int copied = own.groups[done - 1];
-    for (int n = 0; n < copied; ++n) {
-        const Copy &copy = own.copies[n];
-        if (copy.is_valid)
-            memcpy(copy.shared, copy.global, copy.bytes);
-        else
-            memset(copy.shared, 0, copy.bytes);
-    }
-    own.count -= copied;
-    memmove(own.copies, own.copies + copied, own.count * sizeof *own.copies);
-    own.group_count = pending;
-    for (int n = 0; n < pending; ++n) own.groups[n] = own.groups[n + done] - copied;
-}
-
 // Shared memory as a kernel sees it: dynamic from address 0 on, static arrays in the upper half.
 Word emulation_shared_address(const void *shared, int line) {
     const auto *pointer = static_cast<const unsigned char *>(shared);
@@ -438,7 +418,7 @@ void emulation_wait_for_launch_before() { has_waited[current] = true; }
 // Runs a launch. Returns 0, or 1 with what went wrong in `text` and, if an instruction failed, where it is in `fault`.
 int emulation_launch(void (*entry)(const void *), const void *slots, const unsigned *grid, int group, int blocks, size_t shared,
                      size_t alignment, void *shared_begin, void *shared_end, double seconds, int strict, int early,
-                     char *text, int room, uintptr_t *fault) {
+                     int races, const size_t *ranges, int range_count, char *text, int room, uintptr_t *fault) {
     kernel = entry;
     arguments = slots;
     threads = group;
@@ -447,6 +427,8 @@ int emulation_launch(void (*entry)(const void *), const void *slots, const unsig
     warp_count = (group + WARP - 1) / WARP;
     is_strict = strict;
     is_early = early;
+    finds_races = races;
+    if (races) begin_launch_of_races(ranges, range_count);
     static_begin = static_cast<unsigned char *>(shared_begin);
     static_end = static_cast<unsigned char *>(shared_end);
     dynamic_bytes = shared;
@@ -501,6 +483,7 @@ int emulation_launch(void (*entry)(const void *), const void *slots, const unsig
         failed = 0;
     }
 
+    if (races) end_launch_of_races();
     if (has_timer) timer_delete(timer);
     for (int n = 0; n < CAUGHT; ++n) sigaction(caught[n], &before[n], nullptr);
     sigaltstack(&stack_before, nullptr);

@@ -69,6 +69,11 @@ void emulation_wait(int pending);
 Word emulation_shared_address(const void *shared, int line);
 void *emulation_shared_pointer(Word address);
 void *emulation_shared_access(Word address, int bytes, const char *what, int line);
+void emulation_read(const void *pointer, int bytes, int line);
+void emulation_write(const void *pointer, int bytes, int line);
+void emulation_signal(const void *address);
+void emulation_see_signals(const void *address);
+void emulation_atomic(const void *pointer, int bytes, int line);
 void *emulation_shared_write(Word address, int bytes, const char *what, int line);
 
 // Of sm_90a: hopper.h.

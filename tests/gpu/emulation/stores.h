@@ -21,6 +21,7 @@ struct Storing {
     int open, line;  // stores in no group, the line of the last
     int groups;
     int fences, in_warpgroup, in_block;
+    int agent;  // in races.h
 };
 
 // The last write to 4 bytes of dynamic shared memory, and the fences of its thread in front of it.
@@ -100,6 +101,7 @@ void forget_writes(Word address, int bytes) {
 
 void note_write(int thread, const void *pointer, int bytes, const char *what, int line) {
     const auto *at = static_cast<const unsigned char *>(pointer);
+    note_thread(thread, pointer, bytes, WRITES, line);
     if (at < emulation_dynamic_shared || at >= emulation_dynamic_shared + dynamic_bytes) return;
     const Word address = Word(at - emulation_dynamic_shared);
     check_stored(thread, address, bytes, what, line);
@@ -122,6 +124,20 @@ void check_shown(Word address, int bytes, int line) {
             emulation_fail(line, "tma_store: thread %d wrote to %u at line %d, with no barrier behind its "
                            "async_proxy_fence", thread, at, write.line);
     }
+}
+
+// Each lane reads what it gets.
+void note_ldmatrix(const Warp &warp, int index) {
+    if (!finds_races) return;
+    const auto &first = *static_cast<Ldmatrix *>(warp.operands[0]);
+    for (int lane = 0; lane < WARP; ++lane)
+        for (int matrix = 0; matrix < first.matrices; ++matrix)
+            for (int half = 0; half < 2; ++half) {
+                const int row = first.is_transposed ? 2 * (lane % 4) + half : lane / 4;
+                const int column = first.is_transposed ? lane / 4 : 2 * (lane % 4) + half;
+                const auto *from = static_cast<const Ldmatrix *>(warp.operands[8 * matrix + row])->row;
+                note_thread(index * WARP + lane, static_cast<const unsigned short *>(from) + column, 2, READS, warp.line);
+            }
 }
 
 // All lanes have come, with addresses of rows that have not been looked at.
@@ -179,6 +195,12 @@ void emulation_tma_store(Word address, const Box *box, int line) {
     stores[store_count++] = {map, *box, address, bytes, current, line, own.groups, false};
     ++own.open;
     own.line = line;
+    if (!finds_races) return;
+    if (!own.agent) own.agent = new_agent("tma_store of thread", current, line);
+    note_agent(own.agent, own.groups + 1, address, bytes, READS, view_of(current), line);
+    for_global(map, *box, [&](const unsigned char *at, int count) {
+        note_thread(current, at, count, WRITES | ASYNC, line);
+    });
 }
 
 void emulation_tma_store_commit() {
@@ -193,9 +215,14 @@ void emulation_tma_store_wait_read(int pending, int line) {
         if (store.thread == current && !store.is_read && store.group < storing[current].groups - pending)
             read_now(store);
     }
+    const Storing &own = storing[current];
+    if (own.agent && own.groups > pending) knowledge[current].raise(own.agent, own.groups - pending);
 }
 
-void emulation_async_proxy_fence() { ++storing[current].fences; }
+void emulation_async_proxy_fence() {
+    ++storing[current].fences;
+    fence_writes(current);
+}
 
 }  // extern "C"
 }  // namespace emulation

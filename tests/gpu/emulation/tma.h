@@ -77,6 +77,14 @@ void for_rows(const Map &map, const Box &box, Each each) {
     }
 }
 
+// Calls with each run of bytes of the tensor that a box has.
+template <typename Each>
+void for_global(const Map &map, const Box &box, Each each) {
+    for_rows(map, box, [&](int, const Inside &part) {
+        if (part.global) each(part.global, part.last - part.first);
+    });
+}
+
 // Fills shared memory, with zero outside of the tensor. `shared` is where address 0 is.
 inline void load_box(const Map &map, const Box &box, unsigned char *shared, Word address) {
     const int bytes = row_of(map);

@@ -11,11 +11,19 @@ namespace {
 
 constexpr int MOST_GROUPS = 64, ROWS = 64, MOST_COLUMNS = 256, MOST_DEPTH = 32;
 
+// What all threads know that have begun a product.
+struct Common {
+    VectorClock known, last;
+    int thread;  // the last
+};
+
 struct Begun {
     Product product;
     int line, thread;  // of the first that began it
+    int threads;       // that have
     void *d[WARPGROUP];
     const Word *a[WARPGROUP];  // registers, where a is in them
+    Common *common;            // where races are looked for, until all have begun it
 };
 
 struct Warpgroup {
@@ -23,6 +31,8 @@ struct Warpgroup {
     int count, room, pending;
     bool is_demanded;  // all threads wait for products
     Meeting meeting;
+    int agent;   // in races.h
+    VectorClock done;  // products that were waited for
 };
 
 // What one thread has begun and not waited for.
@@ -30,6 +40,7 @@ struct Noted {
     int products, groups, last_line;
     int ends[MOST_GROUPS];  // products in front of the end of each group
     bool is_fenced;
+    Word done;  // groups that are over
 };
 
 Warpgroup warpgroups[MOST_WARPGROUPS];
@@ -40,6 +51,8 @@ void begin_warpgroups() {
         warpgroup.count = 0;
         warpgroup.is_demanded = false;
         warpgroup.meeting = {};
+        warpgroup.agent = 0;
+        warpgroup.done.forget();
     }
     memset(noted, 0, threads * sizeof *noted);
 }
@@ -122,11 +135,29 @@ float element(const unsigned char *from, Element type) {
 
 constexpr int size_of(Element type) { return type == TF32 ? 4 : type < TF32 ? 2 : 1; }
 
+// Calls with each piece of 16 bytes of an operand: where it lies, and m and k of its first element.
+template <typename Each>
+void for_pieces(unsigned long long descriptor, int size, bool is_mn_major, int extent, Each each) {
+    const Word start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
+    const Word stride = (descriptor >> 32 & 0x3fff) << 4, row = row_of(descriptor);
+    const int elements = 16 / size;
+    if (is_mn_major) {
+        for (int k = 0; k < 2 * elements; ++k)
+            for (int m = 0; m < extent; m += elements) {
+                const Word at = start + m / (row / size) * leading + m % (row / size) * size;
+                each(swizzled(at + k / 8 * stride + k % 8 * row, row), m, k);
+            }
+    } else {
+        for (int m = 0; m < extent; ++m)
+            for (int part = 0; part < 2; ++part)
+                each(swizzled(start + m / 8 * stride + m % 8 * row + 16 * part, row), m, part * elements);
+    }
+}
+
 // Writes element (m, k) of an operand to out[m * m_step + k * k_step].
 void load_operand(unsigned long long descriptor, const Begun &begun, Element type, bool is_mn_major, int extent, float *out,
                   int m_step, int k_step, const char *name) {
-    const Word start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
-    const Word stride = (descriptor >> 32 & 0x3fff) << 4, row = row_of(descriptor);
+    const Word start = (descriptor & 0x3fff) << 4, row = row_of(descriptor);
     const int line = begun.line;
     set_current(begun.thread);
     if (row > MOST_ROW || (descriptor & ~0xc0003fff3fff3fffull))
@@ -139,25 +170,55 @@ void load_operand(unsigned long long descriptor, const Begun &begun, Element typ
     if (start % 32)
         emulation_fail(line, "wgmma: %s begins at %u: that must be a multiple of 32", name, start);
     const int size = size_of(type), each = 16 / size;
-    const auto piece = [&](Word address, float *to, int step) {
-        address = swizzled(address, row);
+    for_pieces(descriptor, size, is_mn_major, extent, [&](Word address, int m, int k) {
+        float *const to = out + m * m_step + k * k_step;
+        const int step = is_mn_major ? m_step : k_step;
         if (size_t(address) + 16 > dynamic_bytes)
             emulation_fail(line, "wgmma: address %u of %s is out of range of dynamic shared memory, which has %zu",
                            address, name, dynamic_bytes);
         const unsigned char *from = emulation_dynamic_shared + address;
         for (int n = 0; n < each; ++n) to[n * step] = element(from + n * size, type);
-    };
-    if (is_mn_major) {
-        for (int k = 0; k < 2 * each; ++k)
-            for (int m = 0; m < extent; m += each)
-                piece(start + m / (row / size) * leading + m % (row / size) * size + k / 8 * stride + k % 8 * row,
-                      out + m * m_step + k * k_step, m_step);
+    });
+}
+
+// Another thread begins a product, with what it knows; the last one looks for races, by what all know.
+void note_begin(Begun &begun, int index) {
+    if (!begun.common) begun.common = new Common{knowledge[current], knowledge[current], current};
+    Common &common = *begun.common;
+    if (begun.threads++ == 0) {
+        common.known.raise(current, times[current]);
+    } else if (common.last.is_same(knowledge[current])) {
+        if (common.known.of(common.thread) > common.last.of(common.thread))
+            common.known.set(common.thread, common.last.of(common.thread));
     } else {
-        for (int m = 0; m < extent; ++m)
-            for (int part = 0; part < 2; ++part)
-                piece(start + m / 8 * stride + m % 8 * row + 16 * part, out + m * m_step + part * each * k_step,
-                      k_step);
+        VectorClock own = knowledge[current];
+        own.raise(current, times[current]);
+        common.known.meet(own);
+        common.last = knowledge[current];
     }
+    common.thread = current;
+    if (begun.threads < WARPGROUP) return;
+    Warpgroup &warpgroup = warpgroups[index];
+    if (!warpgroup.agent) warpgroup.agent = new_agent("wgmma of warpgroup", index, begun.line);
+    const View view = {&common.known, -1, 0};
+    const Word time = noted[current].done + noted[current].groups + 1;
+    const auto note = [&](unsigned long long descriptor, Element element, bool is_mn_major, int extent) {
+        for_pieces(descriptor, size_of(element), is_mn_major, extent, [&](Word address, int, int) {
+            note_agent(warpgroup.agent, time, address, 16, READS, view, begun.line);
+        });
+    };
+    const Product &product = begun.product;
+    if (!product.a_registers) note(product.a, product.element, product.is_a_mn_major, ROWS);
+    note(product.b, product.element_b, product.is_b_mn_major, product.n);
+    delete begun.common;
+    begun.common = nullptr;
+}
+
+// All threads of a warpgroup have come to wgmma_wait.
+void note_done(Warpgroup &warpgroup, int index, int groups) {
+    if (!finds_races || !warpgroup.agent) return;
+    warpgroup.done.raise(warpgroup.agent, noted[current].done + groups);
+    for (int n = 0; n < WARPGROUP; ++n) knowledge[index * WARPGROUP + n].join(warpgroup.done);
 }
 
 // The same of an a in registers, which are read only now.
@@ -284,6 +345,7 @@ bool multiply() {
         add_products(warpgroup, count);
         for (Noted *own = first; own < first + WARPGROUP; ++own) {
             own->products -= count;
+            own->done += done;
             own->groups = warpgroup.pending;
             for (int group = 0; group < own->groups; ++group) own->ends[group] = own->ends[group + done] - count;
         }
@@ -318,7 +380,7 @@ void emulation_wgmma(const Product *product, int line) {
             if (!product->a_registers) check_fenced(product->a, product->is_a_mn_major, ROWS, line);
             check_fenced(product->b, product->is_b_mn_major, product->n, line);
         }
-        warpgroup.begun[warpgroup.count++] = {*product, line, current, {}, {}};
+        warpgroup.begun[warpgroup.count++] = {*product, line, current, 0, {}, {}, nullptr};
     }
     Begun &begun = warpgroup.begun[own.products++];
     if (begun.line != line || !is_alike(begun.product, *product))
@@ -327,6 +389,7 @@ void emulation_wgmma(const Product *product, int line) {
     begun.d[current % WARPGROUP] = product->d;
     begun.a[current % WARPGROUP] = product->a_registers;
     own.last_line = line;
+    if (finds_races) note_begin(begun, current / WARPGROUP);
 }
 
 void emulation_wgmma_commit(int line) {
@@ -356,7 +419,10 @@ void emulation_wgmma_wait(int pending, int line) {
             emulation_fail(line, "wgmma_wait: %d products in %d groups are in flight, thread %d has %d in %d",
                            own.products, own.groups, first + n, other.products, other.groups);
     }
+    // products have what their threads read into registers
+    for (int warp = 0; warp < WARPGROUP / WARP; ++warp) note_exchange(~0u, first / WARP + warp);
     if (own.groups <= pending) return let_go(warpgroup.meeting);
+    note_done(warpgroup, first / WARPGROUP, own.groups - pending);
     warpgroup.is_demanded = true;
     run_next();
 }

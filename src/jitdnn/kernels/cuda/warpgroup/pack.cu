@@ -100,7 +100,7 @@ FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *wo
     Flat flat(form, block, blocks_of(form));
     if (is_flat) flat.load(tensor);  // before it waits for what it is scaled by
     const Header header(tables, workspace);
-    if (block == 0 && threadIdx.x == 0) header.publish(tables, workspace);
+    if (blockIdx.x == 0 && threadIdx.x == 0) header.publish(tables, workspace);
     const Power scale(header.shift(number));
     if (is_flat) {
         flat.split(form, tensor, copy, scale);

@@ -153,6 +153,7 @@ struct Loader {
     template <int SLICE>
     METHOD void copy_filter(u32 to) {
         const int chunk = threadIdx.x % B_CHUNKS, first = threadIdx.x / B_CHUNKS;
+        if (BLOCK_THREADS % B_CHUNKS != 0 && first == B_STEP) return;  // what is left of the threads would copy what others do
 #pragma unroll
         for (int line = LINES_OF(SLICE, B_LINES); line < LINES_OF(SLICE + 1, B_LINES); ++line) {
             const int row = first + line * B_STEP;
@@ -213,6 +214,7 @@ struct Loader {
     METHOD void load_filter_mn_major(u8 *stage, int k) {
         constexpr int step = BLOCK_THREADS / CHUNKS_N, lines = (BK + step - 1) / step;
         const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
+        if (BLOCK_THREADS % CHUNKS_N != 0 && row == step) return;  // as in copy_filter
         const u32 to = smem_address(stage);
         int first;
         bool is_first;

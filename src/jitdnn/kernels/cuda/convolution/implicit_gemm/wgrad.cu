@@ -214,6 +214,7 @@ struct Loader {
     METHOD void load_outer(u8 *stage, INDEX first) {
         constexpr int lines = (BK + STEP_A - 1) / STEP_A;
         const int chunk = threadIdx.x % CHUNKS_M, row = threadIdx.x / CHUNKS_M;
+        if (BLOCK_THREADS % CHUNKS_M != 0 && row == STEP_A) return;  // what is left of the threads would copy what others do
         const u32 to = smem_address(stage);
         const INDEX channel_step = COPY_A > 0 ? 1 : (INDEX)tables.outer_channel, all = (INDEX)tables.pixels;
         const DTYPE *own = outer + (INDEX)(chunk * CHUNK) * channel_step;
@@ -244,6 +245,7 @@ struct Loader {
     METHOD void load_data(u8 *stage, INDEX first) {
         constexpr int lines = (BK + STEP_B - 1) / STEP_B;
         const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
+        if (BLOCK_THREADS % CHUNKS_N != 0 && row == STEP_B) return;  // as in load_outer
         const u32 to = smem_address(stage);
         constexpr int begin = LINES_OF(SLICE, lines), end = LINES_OF(SLICE + 1, lines);
         Pixel near[end > begin ? end - begin : 1];  // read before the first copy is issued: reads behind it would wait
