@@ -7,16 +7,7 @@ import math
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
 from jitdnn.kernels.cuda.warpgroup.families import ALONG, OTHERS, Constants, family
-from jitdnn.kernels.cuda.warpgroup.plan import (
-    NO_BOXES,
-    NO_FINISH,
-    Blocking,
-    Boxes,
-    Finish,
-    Products,
-    SharedRows,
-    longest_load,
-)
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, KernelTraits, Products, longest_load
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW
 
 OPERATIONS_OF_BYTE = 32.0
@@ -177,17 +168,19 @@ def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool, constants:
 
 
 def stage_cycles(
-    blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, constants: Constants,
-    is_rewritten: bool = False, is_divided: bool = False, shared_rows: SharedRows | None = None,
-    boxes: Boxes = NO_BOXES, is_strided: bool = False, outside: float = 0.0,
-) -> float:  # fmt: skip
+    blocking: Blocking,
+    device: GpuDevice,
+    traits: KernelTraits,
+    constants: Constants,
+    is_strided: bool = False,
+    outside: float = 0.0,
+) -> float:
     """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
 
-    `row_bytes`: of the rows that are copied. `is_rewritten`: B is read and written by threads before it is multiplied.
-    `is_divided`: threads divide numbers into halves first, in shared memory. `shared_rows`: of B, which the
-    columns of a warpgroup share. `boxes`: of a wgrad. `is_strided`: see `Products`. `outside`: rows that lie outside of
-    the tensors, of a forward product or of the data.
+    `is_strided`: see `Products`. `outside`: rows that lie outside of the tensors, of a forward product or of the data.
     """
+    row_bytes, is_wgrad, is_divided = traits.row_bytes, traits.is_wgrad, traits.is_divided
+    shared_rows, boxes = traits.shared_rows, traits.boxes
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
     flops = 2.0 * tile.m * tile.n * blocking.row / 2
@@ -197,7 +190,9 @@ def stage_cycles(
     lines = blocking.lines
     brought = parts * ((tile.m + lines.further) * lines.pixels + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)
-    read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
+    read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (
+        2 * tile.n if traits.is_rewritten else 0
+    )
     if tile.swaps:  # the filter by threads, for each slab, and pixels by the tensor cores
         read = tile.warpgroups * tile.rows * products * (64 + tile.wn)
     share = constants.shared
@@ -281,12 +276,18 @@ def _outside(products: Products, blocking: Blocking, is_one_wave: bool) -> float
 
 
 def _measured_stage(
-    stage: float, products: Products, blocking: Blocking, device: GpuDevice, constants: Constants, works: int,
-    result_bytes: int, row_bytes: int, is_wgrad: bool, shared_rows: SharedRows | None, boxes: Boxes,
-) -> float:  # fmt: skip
+    stage: float,
+    products: Products,
+    blocking: Blocking,
+    device: GpuDevice,
+    traits: KernelTraits,
+    constants: Constants,
+    works: int,
+) -> float:
     """Cycles of a stage with the factors of tiles and layers that were measured beside `stage_cycles`."""
     tile, is_along = blocking.tile, constants is ALONG
-    is_half = is_along and result_bytes == 2
+    row_bytes, result_bytes, is_wgrad = traits.row_bytes, traits.result_bytes, traits.is_wgrad
+    shared_rows, boxes, is_half = traits.shared_rows, traits.boxes, is_along and result_bytes == 2
     if is_wgrad:
         if boxes.has_windows and blocking.parts == 1:
             stage *= _WINDOWS_FACTOR.get((tile.m, tile.n), 1.0)
@@ -329,52 +330,18 @@ def _measured_stage(
     return stage
 
 
-def seconds(
-    products: Products,
-    blocking: Blocking,
-    device: GpuDevice,
-    bytes_moved: int,
-    result_bytes: int,
-    row_bytes: int,
-    is_wgrad: bool,
-    is_rewritten: bool = False,
-    finish: Finish = NO_FINISH,
-    is_divided: bool = False,
-    shared_rows: SharedRows | None = None,
-    boxes: Boxes = NO_BOXES,
-) -> float:
+def seconds(products: Products, blocking: Blocking, device: GpuDevice, traits: KernelTraits) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
-    tile, constants = blocking.tile, _constants(blocking, row_bytes, is_wgrad)
+    tile, finish = blocking.tile, traits.finish
+    row_bytes, result_bytes, is_wgrad = traits.row_bytes, traits.result_bytes, traits.is_wgrad
+    constants = _constants(blocking, row_bytes, is_wgrad)
     clock = _clock(constants, products, blocking, device)
     works = blocking.works(products)
     is_along = constants is ALONG
     is_half = is_along and result_bytes == 2
-    stage = stage_cycles(
-        blocking,
-        device,
-        row_bytes,
-        is_wgrad,
-        constants,
-        is_rewritten,
-        is_divided,
-        shared_rows,
-        boxes,
-        products.is_strided,
-        _outside(products, blocking, works <= device.multiprocessors) if is_along else 0.0,
-    )
-    stage = _measured_stage(
-        stage,
-        products,
-        blocking,
-        device,
-        constants,
-        works,
-        result_bytes,
-        row_bytes,
-        is_wgrad,
-        shared_rows,
-        boxes,
-    )
+    outside = _outside(products, blocking, works <= device.multiprocessors) if is_along else 0.0
+    stage = stage_cycles(blocking, device, traits, constants, products.is_strided, outside)
+    stage = _measured_stage(stage, products, blocking, device, traits, constants, works)
     length = products.longest if blocking.is_whole else blocking.blocks_of_split
     leaving = constants.results or l2_bytes_per_cycle(device.facts)
     out = tile.m * tile.n * 4 / leaving if blocking.is_split else 0.0
@@ -438,13 +405,16 @@ def seconds(
         if is_wgrad and blocking.is_whole:
             busy += (turns - 1) * tile.m * tile.n * result_bytes / _RESULT_BYTES
     cycles = busy + constants.start + (0.0 if blocking.is_split else chunks)
-    bytes_moved += finish.nbytes + products.read_again(tile, device.multiprocessors, device.facts.l2_bytes)
+    bytes_moved = products.bytes_moved + finish.nbytes
+    bytes_moved += products.read_again(tile, device.multiprocessors, device.facts.l2_bytes)
     works_for, waits_for = (
         cycles / clock,
         bytes_moved / (constants.memory * device.bandwidth),
     )
     time = max(works_for, waits_for) + constants.unhidden * min(works_for, waits_for)
-    time += constants.early_launch if begins_early(blocking, is_wgrad, is_divided) else constants.launch
+    time += (
+        constants.early_launch if begins_early(blocking, is_wgrad, traits.is_divided) else constants.launch
+    )
     if blocking.sharers:
         time += _CLEARED
     if blocking.is_split:
