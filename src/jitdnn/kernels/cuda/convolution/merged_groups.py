@@ -15,7 +15,15 @@ from functools import lru_cache
 from math import inf
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel, fastest
+from jitdnn.kernels.algorithm import (
+    Algorithm,
+    Epilogue,
+    Kernel,
+    KernelAlgorithm,
+    PlannedKernel,
+    fastest,
+    version_over,
+)
 from jitdnn.kernels.cuda.convolution.half_precision.copied import SAME, Copied, room_of
 from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
 from jitdnn.kernels.gpu.prelude.cost import ROUNDED
@@ -39,6 +47,7 @@ class MergedGroups(KernelAlgorithm[Convolution, GpuDevice]):
     def __init__(self, elementwise: ElementwiseGenerator, *others: Algorithm) -> None:
         """`others`: what may run the larger groups."""
         self._elementwise, self._others = elementwise, others
+        self.version = version_over(self.version, others)  # type: ignore[misc]
         self._inner = lru_cache(512)(self._fastest)
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:

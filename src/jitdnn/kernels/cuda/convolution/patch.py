@@ -21,7 +21,14 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, KernelAlgorithm, PlannedKernel, fastest
+from jitdnn.kernels.algorithm import (
+    Algorithm,
+    Epilogue,
+    KernelAlgorithm,
+    PlannedKernel,
+    fastest,
+    version_over,
+)
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.problems.convolution import Convolution
@@ -45,6 +52,7 @@ class Patch(KernelAlgorithm[Convolution, GpuDevice]):
     def __init__(self, *others: Algorithm) -> None:
         """`others`: what may run the convolution of fewer taps."""
         self._others = others
+        self.version = version_over(self.version, others)  # type: ignore[misc]
         self._inner = lru_cache(512)(self._fastest)
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:

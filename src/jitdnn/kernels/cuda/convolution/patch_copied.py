@@ -17,7 +17,15 @@ from math import prod
 from typing import NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel, fastest
+from jitdnn.kernels.algorithm import (
+    Algorithm,
+    Epilogue,
+    Kernel,
+    KernelAlgorithm,
+    PlannedKernel,
+    fastest,
+    version_over,
+)
 from jitdnn.kernels.cuda.convolution.half_precision.copied import SAME, Copied, room_of
 from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
 from jitdnn.problems.convolution import Convolution
@@ -45,6 +53,7 @@ class PatchCopied(KernelAlgorithm[Convolution, GpuDevice]):
     def __init__(self, elementwise: ElementwiseGenerator, *others: Algorithm) -> None:
         """`others`: what may run the product."""
         self._elementwise, self._others = elementwise, others
+        self.version = version_over(self.version, others)  # type: ignore[misc]
         self._inner = lru_cache(512)(self._fastest)
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
