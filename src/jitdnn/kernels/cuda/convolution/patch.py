@@ -17,18 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import (
-    Algorithm,
-    Epilogue,
-    KernelAlgorithm,
-    PlannedKernel,
-    fastest,
-    version_over,
-)
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, PlannedKernel
+from jitdnn.kernels.cuda.convolution.by_others import ByOthers
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.problems.convolution import Convolution
@@ -40,20 +33,12 @@ _OVERLAPPING = 1.25
 what they read among taps."""
 
 
-class Patch(KernelAlgorithm[Convolution, GpuDevice]):
+class Patch(ByOthers):
     """Filters of whole strides in all directions, as convolutions of fewer taps and more channels."""
 
     name = "patch"
     version: ClassVar[int] = 2
-    problem = Convolution
-    takes_float8 = False
     dtypes: ClassVar[tuple[str, ...]] = HALVES
-
-    def __init__(self, *others: Algorithm) -> None:
-        """`others`: what may run the convolution of fewer taps."""
-        self._others = others
-        self.version = version_over(self.version, others)  # type: ignore[misc]
-        self._inner = lru_cache(512)(self._fastest)
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.is_integer or problem.dtype not in self.dtypes:
@@ -96,14 +81,6 @@ class Patch(KernelAlgorithm[Convolution, GpuDevice]):
         inner = self._inner(folded, device, epilogue)
         assert inner is not None
         return inner, folded
-
-    def _fastest(self, folded: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> Algorithm | None:
-        """The algorithm that should be fastest on the folded convolution."""
-        return fastest(self._of_math(folded), folded, device, epilogue)
-
-    def _of_math(self, folded: Convolution) -> list[Algorithm]:
-        """Those that compute in the math mode of this one."""
-        return [other for other in self._others if other.arithmetic(folded) == self.arithmetic(folded)]
 
 
 class PatchF32(Patch):
