@@ -167,6 +167,27 @@ def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool, constants:
     return rows * (blocking.row // row_bytes) * constants.row
 
 
+def _wgrad_copy_cycles(blocking: Blocking, traits: KernelTraits, rows_of_b: float, others: float) -> float:
+    """The same of a wgrad's stage, whose operands are read across; `others`: cycles that all else takes."""
+    tile, parts, boxes = blocking.tile, blocking.parts, traits.boxes
+    # boxes of 64 rows are slower than those of all rows of a tile, or of a stage that is deeper
+    depth = blocking.row // STAGE_ROW
+    a, b = (
+        _WGRAD_ROW_CYCLES if (one and rows > 64) or depth > 1 else _WGRAD_SHORT_CYCLES
+        for one, rows in zip(boxes.is_whole, (tile.m, tile.n), strict=True)
+    )
+    if boxes.has_windows:
+        b = _DEEP_WINDOW_CYCLES if depth > 1 else _WINDOW_CYCLES[parts]
+    a, b = (one + _UNEVEN_CYCLES * is_so for one, is_so in zip((a, b), boxes.is_uneven, strict=True))
+    copies = parts * (tile.m * a + rows_of_b * b) * depth
+    arrival = copies + _ARRIVAL_CYCLES
+    if parts > 1:  # of few stages the next ones are asked for late
+        return max(copies, (arrival + others) / blocking.stages)
+    if not traits.shared_rows:  # and, of one number, when the products behind are on their way
+        return max(copies, arrival / (blocking.stages - 1))
+    return copies
+
+
 def stage_cycles(
     blocking: Blocking,
     device: GpuDevice,
@@ -180,8 +201,7 @@ def stage_cycles(
     `is_strided`: see `Products`. `outside`: rows that lie outside of the tensors, of a forward product or of the data.
     """
     row_bytes, is_wgrad, is_divided = traits.row_bytes, traits.is_wgrad, traits.is_divided
-    shared_rows, boxes = traits.shared_rows, traits.boxes
-    tile, facts, parts = blocking.tile, device.facts, blocking.parts
+    tile, facts, parts, shared_rows = blocking.tile, device.facts, blocking.parts, traits.shared_rows
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
     flops = 2.0 * tile.m * tile.n * blocking.row / 2
     products = parts * (parts + 1) // 2 if parts > 1 and not blocking.is_rough else blocking.lines.mean_taps
@@ -208,21 +228,7 @@ def stage_cycles(
             / facts.shared_bytes_per_cycle
         )
     if is_wgrad:
-        # boxes of 64 rows are slower than those of all rows of a tile, or of a stage that is deeper
-        depth = blocking.row // STAGE_ROW
-        a, b = (
-            _WGRAD_ROW_CYCLES if (one and rows > 64) or depth > 1 else _WGRAD_SHORT_CYCLES
-            for one, rows in zip(boxes.is_whole, (tile.m, tile.n), strict=True)
-        )
-        if boxes.has_windows:
-            b = _DEEP_WINDOW_CYCLES if depth > 1 else _WINDOW_CYCLES[parts]
-        a, b = (one + _UNEVEN_CYCLES * is_so for one, is_so in zip((a, b), boxes.is_uneven, strict=True))
-        copies = parts * (tile.m * a + of_b * b) * depth
-        arrival = copies + _ARRIVAL_CYCLES
-        if parts > 1:  # of few stages the next ones are asked for late
-            copies = max(copies, (arrival + max(mma, shared)) / blocking.stages)
-        elif not shared_rows:  # and, of one number, when the products behind are on their way
-            copies = max(copies, arrival / (blocking.stages - 1))
+        copies = _wgrad_copy_cycles(blocking, traits, of_b, max(mma, shared))
     else:
         copies = copy_cycles(blocking, row_bytes, is_strided, constants)
         copies += constants.outside * outside * (blocking.row // row_bytes)
@@ -330,6 +336,45 @@ def _measured_stage(
     return stage
 
 
+def _moving_cycles(
+    products: Products,
+    blocking: Blocking,
+    traits: KernelTraits,
+    constants: Constants,
+    length: int,
+    is_brought: bool,
+) -> float:
+    """Of the copy engine for a tile of `length` stages: it brings the operands, and takes the results away, too.
+
+    `is_brought`: it brings an operand of the epilogue.
+    """
+    tile, result_bytes = blocking.tile, traits.result_bytes
+    chunk = tile.chunk_bytes(result_bytes)
+    stored = 0 if tile.swaps else tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
+    moved = length * copy_cycles(blocking, traits.row_bytes, products.is_strided, constants)
+    moved += constants.stored_row * stored
+    if is_brought:
+        moved += constants.row * tile.m * -(-min(tile.n, products.n) * result_bytes // STAGE_ROW)
+    return moved
+
+
+def _cycles_between(products: Products, blocking: Blocking, constants: Constants, is_half: bool) -> float:
+    """From one tile of a thread block to the next; `is_half`: of `ALONG`, with results of two bytes."""
+    tile, result_bytes = blocking.tile, blocking.result_bytes
+    between = constants.tile
+    if is_half and blocking.kept_across == len(products.rows) == 1:
+        between += (_BETWEEN_KEPT if blocking.keeps_b else _BETWEEN).get((tile.m, tile.n), 0.0)
+    if tile.swaps:
+        between += tile.m * tile.n * result_bytes / _SWAPPED_RESULT_BYTES
+    elif blocking.lines.taps > 1:
+        own = _LINES_RESULT_KEPT if blocking.keeps_b else _LINES_RESULT_CYCLES
+        own = _F32_LINES_RESULT_CYCLES if result_bytes == 4 else own
+        between += own[tile.warpgroups] * tile.m * tile.n
+    if blocking.leaves_at_once and not blocking.divides_rows:
+        between += tile.m * tile.n * result_bytes / _LEFT_BYTES
+    return between
+
+
 def seconds(products: Products, blocking: Blocking, device: GpuDevice, traits: KernelTraits) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, finish = blocking.tile, traits.finish
@@ -354,25 +399,8 @@ def seconds(products: Products, blocking: Blocking, device: GpuDevice, traits: K
     chunks = tile.m * tile.n * result_bytes / leaving
     loop = length * stage
     if not is_wgrad and blocking.is_whole:
-        # the engine that brings the operands takes the results away, too
-        chunk = tile.chunk_bytes(result_bytes)
-        stored = 0 if tile.swaps else tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
-        moved = length * copy_cycles(blocking, row_bytes, products.is_strided, constants)
-        moved += constants.stored_row * stored
-        if is_brought:
-            moved += constants.row * tile.m * -(-min(tile.n, products.n) * result_bytes // STAGE_ROW)
-        loop = max(loop, moved)
-    between = constants.tile
-    if is_half and blocking.kept_across == len(products.rows) == 1:
-        between += (_BETWEEN_KEPT if blocking.keeps_b else _BETWEEN).get((tile.m, tile.n), 0.0)
-    if tile.swaps:
-        between += tile.m * tile.n * result_bytes / _SWAPPED_RESULT_BYTES
-    elif blocking.lines.taps > 1:
-        own = _LINES_RESULT_KEPT if blocking.keeps_b else _LINES_RESULT_CYCLES
-        own = _F32_LINES_RESULT_CYCLES if result_bytes == 4 else own
-        between += own[tile.warpgroups] * tile.m * tile.n
-    if blocking.leaves_at_once and not blocking.divides_rows:
-        between += tile.m * tile.n * result_bytes / _LEFT_BYTES
+        loop = max(loop, _moving_cycles(products, blocking, traits, constants, length, is_brought))
+    between = _cycles_between(products, blocking, constants, is_half)
     one = loop + between + (out + constants.partial if blocking.is_split else finished)
     if tile.cluster > 1:
         one += (
