@@ -38,7 +38,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, 
 from jitdnn.kernels.cuda.gemm.code import Reordered
 from jitdnn.kernels.cuda.matmul import indices_of, orientation_of
 from jitdnn.kernels.cuda.warpgroup import best
-from jitdnn.kernels.cuda.warpgroup.plan import Blocking, blockings
+from jitdnn.kernels.cuda.warpgroup.candidates import blockings
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking
 from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, TILES, WHOLE, Tile
 from jitdnn.planner.compiling import compile_all
 from jitdnn.problems.convolution import Convolution

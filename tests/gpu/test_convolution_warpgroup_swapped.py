@@ -16,7 +16,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking
-from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, SWAPPED, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import SWAPPED, Tile
 from jitdnn.tensor import TensorDescriptor
 from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401
 
@@ -40,8 +40,8 @@ def of(words: str, direction: str = "bwd_data") -> Any:
 def planned(tile: Tile, splits: int = 1, keeps_b: bool = False) -> Any:
     """A blocking of such a tile, whatever the product."""
 
-    def blocking(products: Any, *_: Any, **words: Any) -> tuple[Blocking, float]:
-        row, lines = words.get("row", STAGE_ROW), words.get("lines", NO_LINES)
+    def blocking(products: Any, traits: Any, space: Any, *_: Any, **__: Any) -> tuple[Blocking, float]:
+        row, lines = space.row, traits.lines
         length = -(-products.longest // splits)
         kept = products.longest * tile.b_bytes(1, row, lines, True) if keeps_b else 0
         return Blocking(

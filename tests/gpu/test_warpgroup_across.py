@@ -15,7 +15,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.matmul import orientation_of
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking
-from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import Tile
 from jitdnn.kernels.cuda.warpgroup_matmul import WarpgroupMatmul
 from jitdnn.problems.matmul import MatMul
 from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401
@@ -33,16 +33,21 @@ TILES = (
 def planned(tile: Tile, splits: int = 1, depth: int = 1, prefers_across: bool = False) -> Any:
     """A blocking of such a tile, whatever the product; of two orientations that with rows across, or columns."""
 
-    def blocking(products: Any, *_: Any, **words: Any) -> tuple[Blocking, float]:
+    def blocking(products: Any, traits: Any, space: Any, *_: Any, **__: Any) -> tuple[Blocking, float]:
         longest = products.in_stages(depth).longest
         parts = max(splits, tile.cluster)
         length = -(-longest // parts)
-        row = depth * words.get("row", STAGE_ROW)
-        is_wgrad = _[7]
-        seconds = 1e-4 if products.is_across != prefers_across or is_wgrad else 1e-6
-        count, lines = -(-longest // length), words.get("lines", NO_LINES)
+        seconds = 1e-4 if products.is_across != prefers_across or traits.is_wgrad else 1e-6
         return Blocking(
-            tile, 3, count, length, 1, 2, row=row, lines=lines, is_across=products.is_across
+            tile,
+            3,
+            -(-longest // length),
+            length,
+            1,
+            2,
+            row=depth * space.row,
+            lines=traits.lines,
+            is_across=products.is_across,
         ), seconds
 
     return blocked_by(blocking)

@@ -115,8 +115,8 @@ def test_tiles_end_inside_of_a_block(words: str, cuda_device: Any, monkeypatch: 
 
     monkeypatch.setattr(wgrad, "INSIDE", (tile,))
 
-    def blocking(products: Products, tiles: Any, *_: Any, **__: Any) -> tuple[Blocking, float]:
-        assert tile in tiles
+    def blocking(products: Products, _: Any, space: Any, *__: Any) -> tuple[Blocking, float]:
+        assert tile in space.tiles
         length = -(-products.longest // splits)
         return Blocking(
             tile, 3, -(-products.longest // length), length, 1, 2, is_across=products.is_across

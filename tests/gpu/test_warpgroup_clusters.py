@@ -34,11 +34,15 @@ from warpgroup_cases import aligned, blocked_by, check_not_finite, on_hopper  # 
 def in_clusters(tile: Tile) -> Iterator[None]:
     """Plans within the block have this tile; of their splits the last may have fewer stages, or none."""
 
-    def blocking(products: Any, tiles: Any, device: Any, moved: int, result_bytes: int, parts: int, *_: Any,
-                 **__: Any) -> tuple[Blocking, float]:  # fmt: skip
+    def blocking(products: Any, traits: Any, *_: Any, **__: Any) -> tuple[Blocking, float]:
         stages = 4 if tile.m * tile.n > 128 * 128 else 3 if tile.m * tile.n > 64 * 128 else 2
         return Blocking(
-            tile, stages, tile.cluster, -(-products.longest // tile.cluster), parts, result_bytes
+            tile,
+            stages,
+            tile.cluster,
+            -(-products.longest // tile.cluster),
+            traits.parts,
+            traits.result_bytes,
         ), 1e-5
 
     with blocked_by(blocking):

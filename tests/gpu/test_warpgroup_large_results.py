@@ -20,7 +20,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
     WarpgroupWgradScaled,
 )
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking
-from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile
 from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401
 
 LARGE = tuple(tile for tile in TILES if tile.leaves_at_once(4))
@@ -28,8 +28,8 @@ TWO_SLABS = tuple(tile for tile in TILES if tile.rows == 2 and tile not in LARGE
 
 
 def planned(tile: Tile) -> Any:
-    def blocking(products: Any, *_: Any, **words: Any) -> tuple[Blocking, float]:
-        row, lines = words.get("row", STAGE_ROW), words.get("lines", NO_LINES)
+    def blocking(products: Any, traits: Any, space: Any, *_: Any, **__: Any) -> tuple[Blocking, float]:
+        row, lines = space.row, traits.lines
         return Blocking(tile, 3, 1, products.longest, 1, 4, row=row, lines=lines), 1e-6
 
     return blocked_by(blocking)

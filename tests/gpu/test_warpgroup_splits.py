@@ -17,7 +17,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.scaled import (
     WarpgroupWgradScaled,
 )
-from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, KernelTraits, Products
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
 from warpgroup_cases import aligned, blocked_by, on_hopper, split_into  # noqa: F401
 
@@ -39,11 +39,10 @@ CASES = {
 def test_splits(words: str, cuda_device: Any) -> None:
     family, tile, splits, depth = CASES[words]
 
-    def blocking(products: Products, tiles: Any, device: Any, moved: int, result_bytes: int, parts: int, *_: Any,
-                 **__: Any) -> tuple[Blocking, float]:  # fmt: skip
+    def blocking(products: Products, traits: KernelTraits, *_: Any, **__: Any) -> tuple[Blocking, float]:
         length = -(-products.in_stages(depth).longest // splits)
         return Blocking(
-            tile, 3, splits, length, parts, result_bytes, row=depth * STAGE_ROW, is_across=True
+            tile, 3, splits, length, traits.parts, traits.result_bytes, row=depth * STAGE_ROW, is_across=True
         ), 1e-5
 
     problem, algorithm = convolution(words), family((tile,))

@@ -20,7 +20,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products, blockings
+from jitdnn.kernels.cuda.warpgroup.candidates import SearchSpace, blockings, whole_cut
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, KernelTraits, Products
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
 from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401
 
@@ -29,12 +30,11 @@ from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401
 def shared_by(sharers: int, tile: Tile, row: int = STAGE_ROW) -> Iterator[None]:
     """Plans within the block have equal parts of K for so many thread blocks."""
 
-    def blocking(products: Products, tiles: Any, device: Any, moved: int, result_bytes: int, *_: Any,
-                 **__: Any) -> tuple[Blocking, float]:  # fmt: skip
+    def blocking(products: Products, traits: KernelTraits, *_: Any, **__: Any) -> tuple[Blocking, float]:
         of_row = products.in_stages(row // STAGE_ROW)
         in_step = math.gcd(sharers, of_row.tiles(tile))
         return Blocking(
-            tile, 3, 1, of_row.longest, 1, result_bytes, row=row, sharers=sharers, in_step=in_step
+            tile, 3, 1, of_row.longest, 1, traits.result_bytes, row=row, sharers=sharers, in_step=in_step
         ), 1e-5
 
     with blocked_by(blocking):
@@ -132,9 +132,9 @@ def test_candidates() -> None:
 
     def found(tiles: int, length: int, may_share: bool = True) -> list[tuple[int, int]]:
         products = Products((256,), (length,), 128 * tiles, 1)
-        every = blockings(
-            products, (tile,), 227 << 10, 132, 1, 2, 1, False, shared=(tile,) if may_share else ()
-        )
+        space = SearchSpace((tile,), shared=(tile,) if may_share else ())
+        cut, traits, device = whole_cut(products, tile), KernelTraits(1, 2), cuda.offline("sm_90a")
+        every = blockings(products, tile, cut, STAGE_ROW, traits, space, device)
         return [(one.sharers, one.in_step) for one in every if one.sharers]
 
     assert found(54, 128) == [(132, 6)]

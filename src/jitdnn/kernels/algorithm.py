@@ -8,10 +8,11 @@ can ask all of them about a problem, and compile the winner, before a single ele
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
+from zlib import crc32
 
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import Expression
@@ -82,8 +83,9 @@ class Kernel(Protocol):
 class Algorithm(ABC):
     """One way to run one kind of problem on one kind of device.
 
-    `name` is unique among the algorithms of a problem, and is what a user asks for. `version` goes up with
-    every change that may change the speed: measurements of another version are never used.
+    `name` is unique among the algorithms of a problem, and is what a user asks for. `version` is another one after
+    every change that may change the speed: measurements of another version are never used. Those that run other
+    algorithms have one by `version_over`.
     """
 
     name: ClassVar[str]
@@ -168,6 +170,14 @@ class Algorithm(ABC):
     @abstractmethod
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
         """Make the kernel. Takes no arrays and launches nothing, so it may run in any thread or process."""
+
+
+def version_over(own: int, others: Iterable[Algorithm]) -> int:
+    """The version of an algorithm that runs others: another one after each change of its `own` or of one of theirs.
+
+    It is the CRC-32 of all of them, with their names: in a sum the change of one could make up for that of another.
+    """
+    return crc32(repr((own, [(other.name, other.version) for other in others])).encode())
 
 
 def keeping_filter(

@@ -20,8 +20,15 @@ from jitdnn.kernels.cuda.convolution.patches import algorithm as patches
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import correlation, edges, wgrad
 from jitdnn.kernels.cuda.gemm import cost as mma_cost
 from jitdnn.kernels.cuda.warpgroup import best
-from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Products, blockings, split_cuts, whole_cut
-from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Tile
+from jitdnn.kernels.cuda.warpgroup.candidates import (
+    SearchSpace,
+    blockings,
+    may_be_clusters,
+    split_cuts,
+    whole_cut,
+)
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, KernelTraits, Products
+from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES
 
 Item = TypeVar("Item")
 _SECONDS = 1e-5
@@ -39,44 +46,31 @@ def any_plan(seed: int) -> Iterator[None]:
         return min(items, key=lambda item: score(item, *what))
 
     def any_blocking(
-        products: Products, tiles: Sequence[Tile], device: Any, bytes_moved: int, result_bytes: int, parts: int,
-        max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
-        finish: Any = NO_FINISH, is_divided: bool = False, shared_rows: Any = None, divides_rows: bool = False,
-        is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, boxes: Any = None,
-        lines: Any = NO_LINES, depths: Any = lambda _: (1,), shared: Sequence[Tile] = (),
-        may_leave_at_once: bool = False, columns_of: Any = None, seconds_of: Any = None,
-        may_keep_across: bool = False, most_tiles: int = best.MOST_PIECES, bound_of: Any = None,
+        products: Products,
+        traits: KernelTraits,
+        space: SearchSpace,
+        device: Any,
+        second: Any = None,
         limit: float = 0.0,
-    ) -> tuple[Blocking, float] | None:  # fmt: skip
-        """What `best_blocking` weighs."""
-        min_splits = 2 if is_divided else 1
-        usable = best._usable(
-            tuple(tiles), result_bytes, is_promoted, divides_rows, products.has_row_boxes,
-            may_leave_at_once or divides_rows, min_splits == 1, max_splits > 1,
-        )  # fmt: skip
+    ) -> tuple[Blocking, float] | None:
+        """What `best_blocking` weighs, whatever it takes."""
+        min_splits = 2 if traits.is_divided else 1
         found: list[Blocking] = []
-        for tile, is_whole, is_split in usable:
-            columns = columns_of(tile) if columns_of else products.n
-            for depth in depths(tile):
-                staged = replace(products, n=columns).in_stages(depth)
-                cuts = []
-                if is_whole and (
-                    tile.cluster == 1 or best.may_be_clusters(staged, tile, device.multiprocessors)
-                ):
-                    cuts.append(whole_cut(staged, tile))
-                if is_split:
-                    cuts += split_cuts(staged, tile, device.multiprocessors, max_splits, min_splits)
-                    if len(set(staged.blocks)) == 1 and min(max_splits, staged.longest) > min_splits:
-                        wanted = range(max(2, min_splits), min(max_splits, staged.longest) + 1)
-                        length = -(-staged.longest // one_of(wanted, "splits"))
-                        if -(-staged.longest // length) >= 2:
-                            cuts.append((-(-staged.longest // length), length))
-                for cut in cuts:
-                    found += blockings(
-                        staged, (tile,), device.shared_bytes - taken, device.multiprocessors, parts, result_bytes,
-                        max_splits, is_promoted, min_splits, divides_rows, is_rough, row * depth, may_keep_b, lines,
-                        shared, may_keep_across, most_tiles, (cut,),
-                    )  # fmt: skip
+        for one in best._Search(products, traits, space, device, second)._families:
+            tile, staged, cuts = one.tile, one.least.products, []
+            if one.is_whole and (tile.cluster == 1 or may_be_clusters(staged, tile, device.multiprocessors)):
+                cuts.append(whole_cut(staged, tile))
+            if one.is_split:
+                cuts += split_cuts(staged, tile, device.multiprocessors, space.max_splits, min_splits)
+                most_splits = min(space.max_splits, staged.longest)
+                if len(set(staged.blocks)) == 1 and most_splits > min_splits:
+                    length = -(
+                        -staged.longest // one_of(range(max(2, min_splits), most_splits + 1), "splits")
+                    )
+                    if -(-staged.longest // length) >= 2:
+                        cuts.append((-(-staged.longest // length), length))
+            for cut in cuts:
+                found += blockings(staged, tile, cut, space.row * one.depth, traits, space, device)
         if not found:
             return None
 
@@ -94,7 +88,7 @@ def any_plan(seed: int) -> Iterator[None]:
         chosen = one_of([one for one in of_kind if one.tile == tile])
         # a ring is as long as there is room, and goes round seldom in a small problem
         least = 3 if chosen.lines != NO_LINES else 2
-        may_be_short = chosen.tile.cluster == 1 and chosen.stages > least and not shared_rows
+        may_be_short = chosen.tile.cluster == 1 and chosen.stages > least and not traits.shared_rows
         if may_be_short and score("short") % 2:
             chosen = replace(chosen, stages=least + score("stages") % (chosen.stages - least))
         return chosen, _SECONDS

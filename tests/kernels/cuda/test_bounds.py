@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -34,6 +34,13 @@ def problems(
     return [one for one in found if isinstance(one, Convolution)][::every]
 
 
+class _Held(NamedTuple):
+    """A model whose times are looked at."""
+
+    seconds: Callable[..., float]
+    bound: Callable[..., bound.Least]
+
+
 @pytest.mark.parametrize(
     ("dtype", "layout", "multiprocessors"), [*((*one, 132) for one in LAYERS), ("bf16", "nhwc", 8)]
 )
@@ -57,9 +64,10 @@ def test_no_blocking_comes_below_its_bound(
         assert last[blocking.tile, blocking.splits] <= seconds
         return seconds
 
-    def checked(*given: Any, **words: Any) -> Any:
+    def checked(
+        products: Any, traits: Any, space: Any, device: Any, model: Any = None, limit: float = float("inf")
+    ) -> Any:
         # the second model decides what is looked at, where there is one
-        model = words.get("seconds_of")
         bounds: dict[tuple[Any, int], float] = {}
 
         def every(families: Any, *rest: Any) -> Any:
@@ -85,12 +93,12 @@ def test_no_blocking_comes_below_its_bound(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(best, "_in_order", every)
             if model:
-                words["seconds_of"] = held(model)
+                model = _Held(held(model.seconds), model.bound)
                 patch.setattr(bound.Bound, "seconds", noted)
                 patch.setattr("jitdnn.kernels.cuda.warpgroup.best.seconds", beside)
             else:
                 patch.setattr("jitdnn.kernels.cuda.warpgroup.best.seconds", held(cost.seconds))
-            return original(*given, **words)
+            return original(products, traits, space, device, model, limit)
 
     for name in ("correlation", "wgrad"):
         monkeypatch.setattr(f"jitdnn.kernels.cuda.convolution.warpgroup_gemm.{name}.best_blocking", checked)

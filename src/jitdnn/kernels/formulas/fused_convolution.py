@@ -25,6 +25,7 @@ from jitdnn.kernels.algorithm import (
     PlannedKernel,
     fastest,
     summation_bound,
+    version_over,
 )
 from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
 from jitdnn.kernels.formulas.reduce import own_program
@@ -125,6 +126,8 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
         """`convolutions`: those that may run the convolution, by direction."""
         self._convolutions, self._elementwise, self._rows = convolutions, elementwise, rows
         self._is_exact, self._math = is_exact, math
+        others = (one for table in convolutions.values() for one in table)
+        self.version = version_over(self.version, others)  # type: ignore[misc]
         self.name = "separate_kernels" + ("" if is_exact else "_fast" if math == "fp32" else f"_{math}")  # type: ignore[misc]
         self.has_exact_products = is_exact  # type: ignore[misc]
         self._steps: Any = lru_cache(256)(

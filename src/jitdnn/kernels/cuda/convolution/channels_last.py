@@ -11,7 +11,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.algorithm import (
+    Algorithm,
+    Epilogue,
+    Kernel,
+    KernelAlgorithm,
+    PlannedKernel,
+    version_over,
+)
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import with_few_inputs
 from jitdnn.kernels.cuda.convolution.half_precision.copied import SAME, Copied, room_of
 from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
@@ -32,6 +39,7 @@ class ChannelsLast(KernelAlgorithm[Convolution, GpuDevice]):
     def __init__(self, elementwise: ElementwiseGenerator, inner: Algorithm) -> None:
         self._elementwise, self._inner = elementwise, inner
         self.name = f"{inner.name}_copied"  # type: ignore[misc]
+        self.version = version_over(self.version, [inner])  # type: ignore[misc]
         self.has_exact_products = inner.has_exact_products  # type: ignore[misc]
         self.is_elementwise = inner.is_elementwise  # type: ignore[misc]
         self.rounded = tuple(f"{name}_copied" for name in inner.rounded)  # type: ignore[misc]

@@ -11,11 +11,11 @@ are discarded, 150 to 200 us.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from math import inf
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel, fastest
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, PlannedKernel
+from jitdnn.kernels.cuda.convolution.by_others import ByOthers
 from jitdnn.kernels.cuda.convolution.half_precision.copied import SAME, Copied, room_of
 from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
 from jitdnn.kernels.gpu.prelude.cost import ROUNDED
@@ -27,19 +27,17 @@ _CHANNELS = 64
 """Of a group that stands for several, in or out, at most."""
 
 
-class MergedGroups(KernelAlgorithm[Convolution, GpuDevice]):
+class MergedGroups(ByOthers):
     """Filter gradients of groups in f32 by products of fewer, larger groups, nearly as exact as f32 products."""
 
     name = "groups_merged"
-    problem = Convolution
-    takes_float8 = False
     has_exact_products = False
     takes_no_epilogue = "a filter's gradient takes no epilogue here"
 
     def __init__(self, elementwise: ElementwiseGenerator, *others: Algorithm) -> None:
         """`others`: what may run the larger groups."""
-        self._elementwise, self._others = elementwise, others
-        self._inner = lru_cache(512)(self._fastest)
+        super().__init__(*others)
+        self._elementwise = elementwise
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.is_integer or problem.dtype != "f32":
@@ -89,13 +87,6 @@ class MergedGroups(KernelAlgorithm[Convolution, GpuDevice]):
         inner = self._inner(merged, device)
         assert inner is not None
         return inner.spreads(merged, device)
-
-    def _of_math(self, merged: Convolution) -> list[Algorithm]:
-        """Those that compute in the math mode of this one."""
-        return [other for other in self._others if other.arithmetic(merged) == self.arithmetic(merged)]
-
-    def _fastest(self, merged: Convolution, device: GpuDevice) -> Algorithm | None:
-        return fastest(self._of_math(merged), merged, device)
 
 
 def _least(inner: Algorithm, merged: Convolution, device: GpuDevice) -> float:

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, KernelAlgorithm, PlannedKernel, fastest
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, PlannedKernel
+from jitdnn.kernels.cuda.convolution.by_others import ByOthers
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.problems.convolution import Convolution
@@ -32,19 +32,12 @@ _OVERLAPPING = 1.25
 what they read among taps."""
 
 
-class Patch(KernelAlgorithm[Convolution, GpuDevice]):
+class Patch(ByOthers):
     """Filters and padding of whole strides, as convolutions of fewer taps and more channels: all directions."""
 
     name = "patch"
     version: ClassVar[int] = 2
-    problem = Convolution
-    takes_float8 = False
     dtypes: ClassVar[tuple[str, ...]] = HALVES
-
-    def __init__(self, *others: Algorithm) -> None:
-        """`others`: what may run the convolution of fewer taps."""
-        self._others = others
-        self._inner = lru_cache(512)(self._fastest)
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.is_integer or problem.dtype not in self.dtypes:
@@ -87,14 +80,6 @@ class Patch(KernelAlgorithm[Convolution, GpuDevice]):
         inner = self._inner(folded, device, epilogue)
         assert inner is not None
         return inner, folded
-
-    def _fastest(self, folded: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> Algorithm | None:
-        """The algorithm that should be fastest on the folded convolution."""
-        return fastest(self._of_math(folded), folded, device, epilogue)
-
-    def _of_math(self, folded: Convolution) -> list[Algorithm]:
-        """Those that compute in the math mode of this one."""
-        return [other for other in self._others if other.arithmetic(folded) == self.arithmetic(folded)]
 
 
 class PatchF32(Patch):

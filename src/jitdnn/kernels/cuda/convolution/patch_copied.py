@@ -17,7 +17,8 @@ from math import prod
 from typing import NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel, fastest
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, PlannedKernel
+from jitdnn.kernels.cuda.convolution.by_others import ByOthers
 from jitdnn.kernels.cuda.convolution.half_precision.copied import SAME, Copied, room_of
 from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
 from jitdnn.problems.convolution import Convolution
@@ -34,18 +35,16 @@ class _Steps(NamedTuple):
     product: Convolution
 
 
-class PatchCopied(KernelAlgorithm[Convolution, GpuDevice]):
+class PatchCopied(ByOthers):
     """Patches without overlap in all directions: copied to the rows of a matrix, and a convolution of one tap."""
 
     name = "patch_copied"
-    problem = Convolution
-    takes_float8 = False
     has_exact_products = False
 
     def __init__(self, elementwise: ElementwiseGenerator, *others: Algorithm) -> None:
         """`others`: what may run the product."""
-        self._elementwise, self._others = elementwise, others
-        self._inner = lru_cache(512)(self._fastest)
+        super().__init__(*others)
+        self._elementwise = elementwise
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.is_integer or problem.dtype == "f64":
@@ -82,16 +81,7 @@ class PatchCopied(KernelAlgorithm[Convolution, GpuDevice]):
     def error_of(self, problem: Convolution) -> float:
         steps = _steps(problem)
         assert not isinstance(steps, str)
-        return max(other.error_bound(steps.product) for other in self._of_type(steps.product))
-
-    def _of_type(self, product: Convolution) -> list[Algorithm]:
-        """Those that do not round the factors."""
-        return [other for other in self._others if other.arithmetic(product) != "tf32"]
-
-    def _fastest(
-        self, product: Convolution, device: GpuDevice, epilogue: Epilogue | None
-    ) -> Algorithm | None:
-        return fastest(self._of_type(product), product, device, epilogue)
+        return max(other.error_bound(steps.product) for other in self._of_math(steps.product))
 
 
 @lru_cache(1024)

@@ -7,7 +7,14 @@ from functools import lru_cache
 from math import sqrt
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Epilogue, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.algorithm import (
+    UNIT_ROUNDOFF,
+    Algorithm,
+    Epilogue,
+    KernelAlgorithm,
+    PlannedKernel,
+    version_over,
+)
 from jitdnn.kernels.cuda.rnn.backward import BackwardData, BackwardWeights
 from jitdnn.kernels.cuda.rnn.forward import Forward
 from jitdnn.kernels.cuda.rnn.layers import Layers
@@ -34,6 +41,7 @@ class PersistentSteps(KernelAlgorithm[Recurrent, GpuDevice]):
         """`products`: those that may run the matrix products, best first."""
         self._program = lru_cache(64)(self._make)
         self.products = tuple(products)
+        self.version = version_over(self.version, products)  # type: ignore[misc]
 
     def refusal(self, problem: Recurrent, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         for operand in problem.operands:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jitdnn.devices.gpu import Launch
 from jitdnn.kernels.cuda.rnn.layers import Layers
-from jitdnn.kernels.cuda.rnn.plan import step_plan
+from jitdnn.kernels.cuda.rnn.plan import StepPlan, step_plan
 from jitdnn.kernels.cuda.rnn.program import NOTHING, At, Program
 from jitdnn.tensor import TensorDescriptor
 
@@ -48,28 +48,7 @@ class BackwardData(Layers):
                 self.take_states("dcn", layer, p.hidden, p.padded, dc)
             if p.cell in ("lstm", "gru"):
                 self.take_states("cx" if p.cell == "lstm" else "hx", layer, p.hidden, p.padded, first)
-            for direction, tail in self.tails(layer):
-                at = direction * plan.slices
-                to = weights + at * plan.first.slice_bytes
-                columns = (plan.outputs or plan.units) * plan.parts
-                if plan.cluster:
-                    self.pack_columns("weight_hh" + tail, to, plan)
-                else:
-                    self.pack(
-                        "weight_hh" + tail, to, plan, plan.first, columns, p.size, p.hidden, p.padded, True, plan.parts
-                    )  # fmt: skip
-                if plan.second:
-                    to = projection + at * plan.second.slice_bytes
-                    self.pack(
-                        "weight_hr" + tail, to, plan, plan.second, plan.units, p.hidden, p.size, width, True
-                    )
-                row_step, column_step = program.strides("weight_ih" + tail)[:2]
-                program.rows(
-                    "pad_weights", sections * p.padded * depth,
-                    (program.operand("weight_ih" + tail),
-                     inputs + direction * sections * p.padded * depth * program.state_item),
-                    (sections, p.hidden, p.padded, depth, row_step, column_step),
-                )  # fmt: skip
+            self._pack_weights(plan, layer, weights, projection, inputs)
             dgates = self.section("dgates", p.slopes, layer, "gates")
             if is_half:
                 numbers = [(dy, p.rows * dirs * p.size), (dh, states * width)]
@@ -111,6 +90,33 @@ class BackwardData(Layers):
                     self.compact(products, layer - 1, "compact_real", products, p.size)
                 dy, products = products, program.take(p.rows * deepest) if layer == p.layers - 1 else dy
         return program
+
+    def _pack_weights(self, plan: StepPlan, layer: int, weights: At, projection: At, inputs: At) -> None:
+        """Those of a layer in the order of the steps, and those of its inputs with whole gates."""
+        p, program, sections = self.p, self.steps, self.gates_kept
+        depth, width = p.depth(layer), p.padded_size
+        for direction, tail in self.tails(layer):
+            at = direction * plan.slices
+            to = weights + at * plan.first.slice_bytes
+            columns = (plan.outputs or plan.units) * plan.parts
+            if plan.cluster:
+                self.pack_columns("weight_hh" + tail, to, plan)
+            else:
+                self.pack(
+                    "weight_hh" + tail, to, plan, plan.first, columns, p.size, p.hidden, p.padded, True, plan.parts
+                )  # fmt: skip
+            if plan.second:
+                to = projection + at * plan.second.slice_bytes
+                self.pack(
+                    "weight_hr" + tail, to, plan, plan.second, plan.units, p.hidden, p.size, width, True
+                )
+            row_step, column_step = program.strides("weight_ih" + tail)[:2]
+            program.rows(
+                "pad_weights", sections * p.padded * depth,
+                (program.operand("weight_ih" + tail),
+                 inputs + direction * sections * p.padded * depth * program.state_item),
+                (sections, p.hidden, p.padded, depth, row_step, column_step),
+            )  # fmt: skip
 
 
 class BackwardWeights(Layers):

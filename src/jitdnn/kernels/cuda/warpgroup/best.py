@@ -5,29 +5,23 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.cuda.warpgroup.bound import Bound, Least
-from jitdnn.kernels.cuda.warpgroup.cost import seconds
-from jitdnn.kernels.cuda.warpgroup.plan import (
-    MOST_PIECES,
-    NO_BOXES,
-    NO_FINISH,
-    Blocking,
-    Boxes,
-    Finish,
-    Products,
-    SharedRows,
+from jitdnn.kernels.cuda.warpgroup.bound import Bound, Least, Model
+from jitdnn.kernels.cuda.warpgroup.candidates import (
+    SearchSpace,
     blockings,
     may_be_clusters,
     split_cuts,
     whole_cut,
 )
-from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Lines, Tile
+from jitdnn.kernels.cuda.warpgroup.cost import seconds
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, KernelTraits, Products
+from jitdnn.kernels.cuda.warpgroup.tile import Tile
 
 _AS_FAST = 1.005
 """The factor on a time within which it counts as the same."""
@@ -36,107 +30,136 @@ _OUTSIDE = 0.2  # of the columns of tiles, that may lie outside beside those of 
 
 
 def best_blocking(
-    products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
-    max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
-    finish: Finish = NO_FINISH,
-    is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
-    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, boxes: Boxes = NO_BOXES,
-    lines: Lines = NO_LINES, depths: Callable[[Tile], Sequence[int]] = lambda _: (1,), shared: Sequence[Tile] = (),
-    may_leave_at_once: bool = False, columns_of: Callable[[Tile], int] | None = None,
-    seconds_of: Callable[[Products, Blocking], float] | None = None, may_keep_across: bool = False,
-    most_tiles: int = MOST_PIECES, bound_of: Callable[[Products, int], Least] | None = None,
+    products: Products,
+    traits: KernelTraits,
+    space: SearchSpace,
+    device: GpuDevice,
+    second: Model | None = None,
     limit: float = math.inf,
-) -> tuple[Blocking, float] | None:  # fmt: skip
+) -> tuple[Blocking, float] | None:
     """The blocking that is expected to be fastest and its time; None if the device has room for none, or none takes as
     little as the `limit`.
 
-    `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
-    that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `boxes`: see `stage_cycles`;
-    `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many
-    times `row` stages of a tile may have. `lines`: taps that share rows of A. `shared`: tiles of which thread blocks
-    may have equal parts of the K of all. `may_leave_at_once`: see `Blocking.leaves_at_once`. `columns_of`: of the
-    product by a tile, where these differ. `seconds_of`: a second model, of which and of `seconds` the geometric mean
-    counts: they were fitted to different layers, err at different ones, and the mean of both errs less.
-    `may_keep_across`: and B of one of several tiles across. `most_tiles`: of a thread block with an equal part of K.
-    `bound_of`: what the second model does not come below, for products in stages of so many bytes. What is divided is
-    split.
+    `second`: a model beside that of `cost.seconds`; the geometric mean of both counts. They were fitted to different
+    layers, err at different ones, and the mean of both errs less.
 
     Blockings come in the order of what they take at least, and none that cannot be the best is made.
     """
-    min_splits = 2 if is_divided else 1
-
-    def alike(tile: Tile) -> Products:
-        columns = columns_of(tile) if columns_of else products.n
-        return products if columns == products.n else replace(products, n=columns)
-
-    def common(staged: Products, one: Blocking) -> float:
-        return seconds(
-            staged, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad, is_rewritten, finish, is_divided,
-            shared_rows, boxes,
-        )  # fmt: skip
-
-    is_b_counted = not (may_keep_b or shared_rows)
-
-    def common_bound(staged: Products, of_stage: int) -> Least:
-        return Bound(
-            staged, device, bytes_moved + finish.nbytes, row_bytes, is_wgrad, parts, of_stage, lines, tiles[0].swaps,
-            is_rough, is_b_counted, shared, result_bytes,
-        )  # fmt: skip
-
-    usable = _usable(
-        tuple(tiles), result_bytes, is_promoted, divides_rows, products.has_row_boxes,
-        may_leave_at_once or divides_rows, min_splits == 1, max_splits > 1,
-    )  # fmt: skip
-    families: list[_Family] = []
-    bounds: dict[tuple[int, int], Least] = {}
-    for tile, is_whole, is_split in usable:
-        own = alike(tile) if columns_of else products
-        for depth in depths(tile):
-            least = bounds.get((own.n, depth))
-            if least is None:
-                least = bounds[own.n, depth] = (bound_of or common_bound)(own.in_stages(depth), row * depth)
-            families.append(_Family(len(families), tile, depth, least, is_whole, is_split))
-
-    def blocked(fastest: _Fastest) -> Iterator[tuple[int, Products, Blocking]]:
-        """Blockings that may be as fast, with the numbers of their families."""
-        for one, cut in _in_order(families, device.multiprocessors, max_splits, min_splits, fastest):
-            for each in blockings(
-                one.least.products, (one.tile,), device.shared_bytes - taken, device.multiprocessors, parts,
-                result_bytes, max_splits, is_promoted, min_splits, divides_rows, is_rough, row * one.depth, may_keep_b,
-                lines, shared, may_keep_across, most_tiles, (cut,),
-            ):  # fmt: skip
-                yield one.number, one.least.products, each
-
-    found: list[tuple[int, Blocking, float]] = []
+    search = _Search(products, traits, space, device, second)
     fastest = _Fastest(_AS_FAST, limit)
-    if seconds_of:
-        near = _Fastest(_NEAR)
-        times = [
-            (near.offer(seconds_of(staged, each)), number, staged, each)
-            for number, staged, each in blocked(near)
-        ]
-        least_common: dict[tuple[int, int], Least] = {}
-        for time, number, staged, each in sorted(times, key=lambda one: one[0]):
-            if time > near.limit:
-                break
-            key = staged.n, each.row
-            if key not in least_common:
-                least_common[key] = common_bound(staged, each.row)
-            bound = least_common[key].seconds(each.tile, each.splits, each.blocks_of_split)
-            if math.sqrt(time * bound) <= fastest.limit:
-                found.append((number, each, fastest.offer(math.sqrt(time * common(staged, each)))))
-    else:
-        found = [
-            (number, each, fastest.offer(common(staged, each))) for number, staged, each in blocked(fastest)
-        ]
-    if not found or min(time for _, _, time in found) > limit:
+    found = list(search.by_two_models(second, fastest) if second else search.by_one_model(fastest))
+    if not found or min(one.seconds for one in found) > limit:
         return None
-    found.sort(key=lambda one: (one[0], one[1].splits))
+    found.sort(key=lambda one: (one.family, one.blocking.splits))
     # of those that are as fast the tile that stands first in the list: so few kernels are compiled. Where memory is the
     # limit many are, and one of whose columns more lie outside is slower than it seems
-    as_fast = [(one, time) for _, one, time in found if time <= fastest.limit]
-    filled = [alike(one.tile).filled(one.tile) for one, _ in as_fast]
-    return next(one for one, share in zip(as_fast, filled, strict=True) if share > max(filled) - _OUTSIDE)
+    as_fast = [one for one in found if one.seconds <= fastest.limit]
+    filled = [search.products_by(one.blocking.tile).filled(one.blocking.tile) for one in as_fast]
+    best = next(one for one, share in zip(as_fast, filled, strict=True) if share > max(filled) - _OUTSIDE)
+    return best.blocking, best.seconds
+
+
+@dataclass(frozen=True)
+class _CommonModel:
+    """That of `cost.seconds`, for a kernel and a search space."""
+
+    traits: KernelTraits
+    space: SearchSpace
+    device: GpuDevice
+
+    def seconds(self, products: Products, blocking: Blocking) -> float:
+        return seconds(products, blocking, self.device, self.traits)
+
+    def bound(self, products: Products, row: int) -> Least:
+        traits, space = self.traits, self.space
+        is_b_counted = not (space.may_keep_b or traits.shared_rows)
+        return Bound(products, self.device, traits, row, space.tiles[0].swaps, is_b_counted, space.shared)
+
+
+class _Estimated(NamedTuple):
+    """A blocking, its time, and the number of its family."""
+
+    family: int
+    blocking: Blocking
+    seconds: float
+
+
+class _Search:
+    """A search through the blockings of a kernel for products."""
+
+    def __init__(
+        self,
+        products: Products,
+        traits: KernelTraits,
+        space: SearchSpace,
+        device: GpuDevice,
+        second: Model | None,
+    ) -> None:
+        self._products, self._traits, self._space, self._device = products, traits, space, device
+        self._common = _CommonModel(traits, space, device)
+        self._min_splits = 2 if traits.is_divided else 1
+        self._by_columns = {products.n: products}
+        self._families = self._families_of(second or self._common)
+
+    def products_by(self, tile: Tile) -> Products:
+        """With the columns that they have by this tile."""
+        if self._space.columns_of is None:
+            return self._products
+        columns = self._space.columns_of(tile)
+        if columns not in self._by_columns:
+            self._by_columns[columns] = replace(self._products, n=columns)
+        return self._by_columns[columns]
+
+    def by_one_model(self, fastest: _Fastest) -> Iterator[_Estimated]:
+        for number, products, blocking in self._blocked(fastest):
+            yield _Estimated(number, blocking, fastest.offer(self._common.seconds(products, blocking)))
+
+    def by_two_models(self, second: Model, fastest: _Fastest) -> Iterator[_Estimated]:
+        """The common one is asked of those alone that are near to the fastest by the second."""
+        near = _Fastest(_NEAR)
+        times = [
+            (near.offer(second.seconds(products, blocking)), number, products, blocking)
+            for number, products, blocking in self._blocked(near)
+        ]
+        bounds: dict[tuple[int, int], Least] = {}
+        for time, number, products, blocking in sorted(times, key=lambda one: one[0]):
+            if time > near.limit:
+                break
+            key = products.n, blocking.row
+            if key not in bounds:
+                bounds[key] = self._common.bound(products, blocking.row)
+            bound = bounds[key].seconds(blocking.tile, blocking.splits, blocking.blocks_of_split)
+            if math.sqrt(time * bound) <= fastest.limit:
+                mean = math.sqrt(time * self._common.seconds(products, blocking))
+                yield _Estimated(number, blocking, fastest.offer(mean))
+
+    def _families_of(self, model: Model) -> list[_Family]:
+        products, space, traits = self._products, self._space, self._traits
+        usable = _usable(
+            space.tiles, traits.result_bytes, traits.is_promoted, traits.divides_rows, products.has_row_boxes,
+            space.may_leave_at_once or traits.divides_rows, self._min_splits == 1, space.max_splits > 1,
+        )  # fmt: skip
+        families: list[_Family] = []
+        bounds: dict[tuple[int, int], Least] = {}
+        for tile, is_whole, is_split in usable:
+            own = self.products_by(tile)
+            for depth in space.depths(tile):
+                least = bounds.get((own.n, depth))
+                if least is None:
+                    least = bounds[own.n, depth] = model.bound(own.in_stages(depth), space.row * depth)
+                families.append(_Family(len(families), tile, depth, least, is_whole, is_split))
+        return families
+
+    def _blocked(self, fastest: _Fastest) -> Iterator[tuple[int, Products, Blocking]]:
+        """Blockings that may be as fast, with the numbers of their families and their products."""
+        space, device = self._space, self._device
+        cuts = _in_order(self._families, device.multiprocessors, space.max_splits, self._min_splits, fastest)
+        for one, cut in cuts:
+            products = one.least.products
+            for each in blockings(
+                products, one.tile, cut, space.row * one.depth, self._traits, space, device
+            ):
+                yield one.number, products, each
 
 
 class _Fastest:

@@ -7,15 +7,15 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container
 from typing import Protocol
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
 from jitdnn.kernels.cuda.warpgroup.cost import OPERATIONS_OF_BYTE
 from jitdnn.kernels.cuda.warpgroup.families import family
-from jitdnn.kernels.cuda.warpgroup.plan import Products
-from jitdnn.kernels.cuda.warpgroup.tile import Lines, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, KernelTraits, Products
+from jitdnn.kernels.cuda.warpgroup.tile import Tile
 from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 
 _LEAST = 0.8
@@ -36,23 +36,38 @@ class Least(Protocol):
         not."""
 
 
-class Bound:
-    """That of `cost.seconds`.
+class Model(Protocol):
+    """A model of what blockings take."""
 
-    The arguments are those of `cost.seconds` and, of all blockings, `parts`, `row`, `lines`, whether the operands of
-    f32 change places (`swaps`), and whether a stage has rows of B of its own, for each of its columns (`is_b_counted`).
-    `shared`: tiles of which thread blocks may have equal parts of K. `is_rough`: see `Blocking`.
+    def seconds(self, products: Products, blocking: Blocking) -> float:
+        """Expected time of the launch and, where K is split, of the sum of the splits."""
+
+    def bound(self, products: Products, row: int) -> Least:
+        """What it does not come below, for products in stages of `row` bytes."""
+
+
+class Bound:
+    """That of `cost.seconds`, in stages of `row` bytes.
+
+    `swaps`: the operands of f32 change places. `is_b_counted`: a stage has rows of B of its own, for each of its
+    columns. `shared`: tiles of which thread blocks may have equal parts of K.
     """
 
     def __init__(
-        self, products: Products, device: GpuDevice, bytes_moved: int, row_bytes: int, is_wgrad: bool, parts: int,
-        row: int, lines: Lines, swaps: bool, is_rough: bool, is_b_counted: bool, shared: Sequence[Tile],
-        result_bytes: int,
-    ) -> None:  # fmt: skip
+        self,
+        products: Products,
+        device: GpuDevice,
+        traits: KernelTraits,
+        row: int,
+        swaps: bool,
+        is_b_counted: bool,
+        shared: Container[Tile],
+    ) -> None:
+        parts, lines, row_bytes, is_wgrad = traits.parts, traits.lines, traits.row_bytes, traits.is_wgrad
         constants = family(swaps, lines, parts, row_bytes, is_wgrad)
         path = device.facts.shared_bytes_per_cycle
         self.products, self._multiprocessors, self._shared = products, device.multiprocessors, shared
-        multiplied = parts * (parts + 1) // 2 if parts > 1 and not is_rough else lines.mean_taps
+        multiplied = parts * (parts + 1) // 2 if parts > 1 and not traits.is_rough else lines.mean_taps
         self._of_products = _LEAST * multiplied * row / (OPERATIONS_OF_BYTE * path)
         # rows that are brought, and columns that the tensor cores read of B for each 64 rows of A
         self._rows_of_a, self._rows_of_b = parts * lines.pixels, parts * lines.mean_taps * is_b_counted
@@ -63,7 +78,8 @@ class Bound:
         self._clock = constants.clock * gemm_clock(device.facts)
         self._between, self._start = max(0.0, constants.tile - _FEWER_BETWEEN), constants.start
         self._exchange, self._exchanged = constants.exchange, constants.exchanged
-        self._leaving = result_bytes / (constants.results or l2_bytes_per_cycle(device.facts))
+        self._leaving = traits.result_bytes / (constants.results or l2_bytes_per_cycle(device.facts))
+        bytes_moved = products.bytes_moved + traits.finish.nbytes
         self._waits = bytes_moved / (constants.memory * device.bandwidth)
         self._unhidden = constants.unhidden
         self._launch = min(constants.launch, constants.early_launch)

@@ -7,16 +7,7 @@ import math
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
 from jitdnn.kernels.cuda.warpgroup.families import ALONG, OTHERS, Constants, family
-from jitdnn.kernels.cuda.warpgroup.plan import (
-    NO_BOXES,
-    NO_FINISH,
-    Blocking,
-    Boxes,
-    Finish,
-    Products,
-    SharedRows,
-    longest_load,
-)
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, KernelTraits, Products, longest_load
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW
 
 OPERATIONS_OF_BYTE = 32.0
@@ -176,19 +167,41 @@ def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool, constants:
     return rows * (blocking.row // row_bytes) * constants.row
 
 
+def _wgrad_copy_cycles(blocking: Blocking, traits: KernelTraits, rows_of_b: float, others: float) -> float:
+    """The same of a wgrad's stage, whose operands are read across; `others`: cycles that all else takes."""
+    tile, parts, boxes = blocking.tile, blocking.parts, traits.boxes
+    # boxes of 64 rows are slower than those of all rows of a tile, or of a stage that is deeper
+    depth = blocking.row // STAGE_ROW
+    a, b = (
+        _WGRAD_ROW_CYCLES if (one and rows > 64) or depth > 1 else _WGRAD_SHORT_CYCLES
+        for one, rows in zip(boxes.is_whole, (tile.m, tile.n), strict=True)
+    )
+    if boxes.has_windows:
+        b = _DEEP_WINDOW_CYCLES if depth > 1 else _WINDOW_CYCLES[parts]
+    a, b = (one + _UNEVEN_CYCLES * is_so for one, is_so in zip((a, b), boxes.is_uneven, strict=True))
+    copies = parts * (tile.m * a + rows_of_b * b) * depth
+    arrival = copies + _ARRIVAL_CYCLES
+    if parts > 1:  # of few stages the next ones are asked for late
+        return max(copies, (arrival + others) / blocking.stages)
+    if not traits.shared_rows:  # and, of one number, when the products behind are on their way
+        return max(copies, arrival / (blocking.stages - 1))
+    return copies
+
+
 def stage_cycles(
-    blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, constants: Constants,
-    is_rewritten: bool = False, is_divided: bool = False, shared_rows: SharedRows | None = None,
-    boxes: Boxes = NO_BOXES, is_strided: bool = False, outside: float = 0.0,
-) -> float:  # fmt: skip
+    blocking: Blocking,
+    device: GpuDevice,
+    traits: KernelTraits,
+    constants: Constants,
+    is_strided: bool = False,
+    outside: float = 0.0,
+) -> float:
     """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
 
-    `row_bytes`: of the rows that are copied. `is_rewritten`: B is read and written by threads before it is multiplied.
-    `is_divided`: threads divide numbers into halves first, in shared memory. `shared_rows`: of B, which the
-    columns of a warpgroup share. `boxes`: of a wgrad. `is_strided`: see `Products`. `outside`: rows that lie outside of
-    the tensors, of a forward product or of the data.
+    `is_strided`: see `Products`. `outside`: rows that lie outside of the tensors, of a forward product or of the data.
     """
-    tile, facts, parts = blocking.tile, device.facts, blocking.parts
+    row_bytes, is_wgrad, is_divided = traits.row_bytes, traits.is_wgrad, traits.is_divided
+    tile, facts, parts, shared_rows = blocking.tile, device.facts, blocking.parts, traits.shared_rows
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
     flops = 2.0 * tile.m * tile.n * blocking.row / 2
     products = parts * (parts + 1) // 2 if parts > 1 and not blocking.is_rough else blocking.lines.mean_taps
@@ -197,7 +210,9 @@ def stage_cycles(
     lines = blocking.lines
     brought = parts * ((tile.m + lines.further) * lines.pixels + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)
-    read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
+    read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (
+        2 * tile.n if traits.is_rewritten else 0
+    )
     if tile.swaps:  # the filter by threads, for each slab, and pixels by the tensor cores
         read = tile.warpgroups * tile.rows * products * (64 + tile.wn)
     share = constants.shared
@@ -213,21 +228,7 @@ def stage_cycles(
             / facts.shared_bytes_per_cycle
         )
     if is_wgrad:
-        # boxes of 64 rows are slower than those of all rows of a tile, or of a stage that is deeper
-        depth = blocking.row // STAGE_ROW
-        a, b = (
-            _WGRAD_ROW_CYCLES if (one and rows > 64) or depth > 1 else _WGRAD_SHORT_CYCLES
-            for one, rows in zip(boxes.is_whole, (tile.m, tile.n), strict=True)
-        )
-        if boxes.has_windows:
-            b = _DEEP_WINDOW_CYCLES if depth > 1 else _WINDOW_CYCLES[parts]
-        a, b = (one + _UNEVEN_CYCLES * is_so for one, is_so in zip((a, b), boxes.is_uneven, strict=True))
-        copies = parts * (tile.m * a + of_b * b) * depth
-        arrival = copies + _ARRIVAL_CYCLES
-        if parts > 1:  # of few stages the next ones are asked for late
-            copies = max(copies, (arrival + max(mma, shared)) / blocking.stages)
-        elif not shared_rows:  # and, of one number, when the products behind are on their way
-            copies = max(copies, arrival / (blocking.stages - 1))
+        copies = _wgrad_copy_cycles(blocking, traits, of_b, max(mma, shared))
     else:
         copies = copy_cycles(blocking, row_bytes, is_strided, constants)
         copies += constants.outside * outside * (blocking.row // row_bytes)
@@ -281,12 +282,18 @@ def _outside(products: Products, blocking: Blocking, is_one_wave: bool) -> float
 
 
 def _measured_stage(
-    stage: float, products: Products, blocking: Blocking, device: GpuDevice, constants: Constants, works: int,
-    result_bytes: int, row_bytes: int, is_wgrad: bool, shared_rows: SharedRows | None, boxes: Boxes,
-) -> float:  # fmt: skip
+    stage: float,
+    products: Products,
+    blocking: Blocking,
+    device: GpuDevice,
+    traits: KernelTraits,
+    constants: Constants,
+    works: int,
+) -> float:
     """Cycles of a stage with the factors of tiles and layers that were measured beside `stage_cycles`."""
     tile, is_along = blocking.tile, constants is ALONG
-    is_half = is_along and result_bytes == 2
+    row_bytes, result_bytes, is_wgrad = traits.row_bytes, traits.result_bytes, traits.is_wgrad
+    shared_rows, boxes, is_half = traits.shared_rows, traits.boxes, is_along and result_bytes == 2
     if is_wgrad:
         if boxes.has_windows and blocking.parts == 1:
             stage *= _WINDOWS_FACTOR.get((tile.m, tile.n), 1.0)
@@ -329,52 +336,57 @@ def _measured_stage(
     return stage
 
 
-def seconds(
+def _moving_cycles(
     products: Products,
     blocking: Blocking,
-    device: GpuDevice,
-    bytes_moved: int,
-    result_bytes: int,
-    row_bytes: int,
-    is_wgrad: bool,
-    is_rewritten: bool = False,
-    finish: Finish = NO_FINISH,
-    is_divided: bool = False,
-    shared_rows: SharedRows | None = None,
-    boxes: Boxes = NO_BOXES,
+    traits: KernelTraits,
+    constants: Constants,
+    length: int,
+    is_brought: bool,
 ) -> float:
+    """Of the copy engine for a tile of `length` stages: it brings the operands, and takes the results away, too.
+
+    `is_brought`: it brings an operand of the epilogue.
+    """
+    tile, result_bytes = blocking.tile, traits.result_bytes
+    chunk = tile.chunk_bytes(result_bytes)
+    stored = 0 if tile.swaps else tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
+    moved = length * copy_cycles(blocking, traits.row_bytes, products.is_strided, constants)
+    moved += constants.stored_row * stored
+    if is_brought:
+        moved += constants.row * tile.m * -(-min(tile.n, products.n) * result_bytes // STAGE_ROW)
+    return moved
+
+
+def _cycles_between(products: Products, blocking: Blocking, constants: Constants, is_half: bool) -> float:
+    """From one tile of a thread block to the next; `is_half`: of `ALONG`, with results of two bytes."""
+    tile, result_bytes = blocking.tile, blocking.result_bytes
+    between = constants.tile
+    if is_half and blocking.kept_across == len(products.rows) == 1:
+        between += (_BETWEEN_KEPT if blocking.keeps_b else _BETWEEN).get((tile.m, tile.n), 0.0)
+    if tile.swaps:
+        between += tile.m * tile.n * result_bytes / _SWAPPED_RESULT_BYTES
+    elif blocking.lines.taps > 1:
+        own = _LINES_RESULT_KEPT if blocking.keeps_b else _LINES_RESULT_CYCLES
+        own = _F32_LINES_RESULT_CYCLES if result_bytes == 4 else own
+        between += own[tile.warpgroups] * tile.m * tile.n
+    if blocking.leaves_at_once and not blocking.divides_rows:
+        between += tile.m * tile.n * result_bytes / _LEFT_BYTES
+    return between
+
+
+def seconds(products: Products, blocking: Blocking, device: GpuDevice, traits: KernelTraits) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
-    tile, constants = blocking.tile, _constants(blocking, row_bytes, is_wgrad)
+    tile, finish = blocking.tile, traits.finish
+    row_bytes, result_bytes, is_wgrad = traits.row_bytes, traits.result_bytes, traits.is_wgrad
+    constants = _constants(blocking, row_bytes, is_wgrad)
     clock = _clock(constants, products, blocking, device)
     works = blocking.works(products)
     is_along = constants is ALONG
     is_half = is_along and result_bytes == 2
-    stage = stage_cycles(
-        blocking,
-        device,
-        row_bytes,
-        is_wgrad,
-        constants,
-        is_rewritten,
-        is_divided,
-        shared_rows,
-        boxes,
-        products.is_strided,
-        _outside(products, blocking, works <= device.multiprocessors) if is_along else 0.0,
-    )
-    stage = _measured_stage(
-        stage,
-        products,
-        blocking,
-        device,
-        constants,
-        works,
-        result_bytes,
-        row_bytes,
-        is_wgrad,
-        shared_rows,
-        boxes,
-    )
+    outside = _outside(products, blocking, works <= device.multiprocessors) if is_along else 0.0
+    stage = stage_cycles(blocking, device, traits, constants, products.is_strided, outside)
+    stage = _measured_stage(stage, products, blocking, device, traits, constants, works)
     length = products.longest if blocking.is_whole else blocking.blocks_of_split
     leaving = constants.results or l2_bytes_per_cycle(device.facts)
     out = tile.m * tile.n * 4 / leaving if blocking.is_split else 0.0
@@ -387,25 +399,8 @@ def seconds(
     chunks = tile.m * tile.n * result_bytes / leaving
     loop = length * stage
     if not is_wgrad and blocking.is_whole:
-        # the engine that brings the operands takes the results away, too
-        chunk = tile.chunk_bytes(result_bytes)
-        stored = 0 if tile.swaps else tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
-        moved = length * copy_cycles(blocking, row_bytes, products.is_strided, constants)
-        moved += constants.stored_row * stored
-        if is_brought:
-            moved += constants.row * tile.m * -(-min(tile.n, products.n) * result_bytes // STAGE_ROW)
-        loop = max(loop, moved)
-    between = constants.tile
-    if is_half and blocking.kept_across == len(products.rows) == 1:
-        between += (_BETWEEN_KEPT if blocking.keeps_b else _BETWEEN).get((tile.m, tile.n), 0.0)
-    if tile.swaps:
-        between += tile.m * tile.n * result_bytes / _SWAPPED_RESULT_BYTES
-    elif blocking.lines.taps > 1:
-        own = _LINES_RESULT_KEPT if blocking.keeps_b else _LINES_RESULT_CYCLES
-        own = _F32_LINES_RESULT_CYCLES if result_bytes == 4 else own
-        between += own[tile.warpgroups] * tile.m * tile.n
-    if blocking.leaves_at_once and not blocking.divides_rows:
-        between += tile.m * tile.n * result_bytes / _LEFT_BYTES
+        loop = max(loop, _moving_cycles(products, blocking, traits, constants, length, is_brought))
+    between = _cycles_between(products, blocking, constants, is_half)
     one = loop + between + (out + constants.partial if blocking.is_split else finished)
     if tile.cluster > 1:
         one += (
@@ -438,13 +433,16 @@ def seconds(
         if is_wgrad and blocking.is_whole:
             busy += (turns - 1) * tile.m * tile.n * result_bytes / _RESULT_BYTES
     cycles = busy + constants.start + (0.0 if blocking.is_split else chunks)
-    bytes_moved += finish.nbytes + products.read_again(tile, device.multiprocessors, device.facts.l2_bytes)
+    bytes_moved = products.bytes_moved + finish.nbytes
+    bytes_moved += products.read_again(tile, device.multiprocessors, device.facts.l2_bytes)
     works_for, waits_for = (
         cycles / clock,
         bytes_moved / (constants.memory * device.bandwidth),
     )
     time = max(works_for, waits_for) + constants.unhidden * min(works_for, waits_for)
-    time += constants.early_launch if begins_early(blocking, is_wgrad, is_divided) else constants.launch
+    time += (
+        constants.early_launch if begins_early(blocking, is_wgrad, traits.is_divided) else constants.launch
+    )
     if blocking.sharers:
         time += _CLEARED
     if blocking.is_split:

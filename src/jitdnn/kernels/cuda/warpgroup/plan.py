@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -10,29 +9,10 @@ from itertools import pairwise
 
 from jitdnn.kernels.cuda.warpgroup.tile import MAX_STAGES, NO_LINES, STAGE_ROW, Lines, Tile
 
-_AT_ONCE = {2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
-_OF_MULTIPROCESSORS = 132
-"""Clusters of so many thread blocks that run at once, by the driver's word of an H200: multiprocessors stand in groups,
-and some are left over."""
 _NEIGHBOURS = 16
 """Thread blocks that run next to each other, of which L2 takes requests for the same lines together."""
 _L2_SHARE, _AGAIN = 0.75, 0.43
 """That stays from one tap to another; of the data, that memory is asked for once more where they do not (`ncu`)."""
-_LEFT_OVER = 32  # of how many multiprocessors one may be left idle for parts that are in step
-_LEAST_BUSY = 0.85
-"""The same where each has a part of one tile."""
-_LEAST_PART = 8
-"""Stages of a thread block, where all have equal parts of the K of all tiles: fewer are no more than what the sums of
-parts take."""
-_LEAST_TURNS = 3  # tiles of a thread block that keeps B of one of several tiles across
-MOST_PIECES = 3
-"""Of the tiles of a thread block, and of thread blocks beside the one that stores a tile: with more of them, who is at
-the same place of K shares little of what is read, and sums of parts take longer than idle multiprocessors."""
-_MAX_INT = 2**31
-_STAGES_BESIDE_KEPT = 4
-"""Of A, that there is to be room for beside all of B."""
-_STAGES_OF_LINES = 3
-"""The same where taps share rows, with B or without: fewer, though they are long, do not hide how long copies take."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +42,7 @@ class Products:
     those of the filter, and columns pixels, which `padding` and `is_strided` are about. `data_bytes`, `window_bytes`:
     of the data, and of those from one window to the next along all axes, where windows of taps are some pixels apart.
     `half_stages`: the share of stages that have half of the columns. `skips_padding`: phases have no taps that read
-    padding alone.
+    padding alone. `bytes_moved`: from and to memory, those of an epilogue aside.
     """
 
     rows: tuple[int, ...]
@@ -82,6 +62,7 @@ class Products:
     window_bytes: int = 0
     half_stages: float = 0.0
     skips_padding: bool = False
+    bytes_moved: int = 0
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -201,6 +182,32 @@ class SharedRows:
     @property
     def count(self) -> int:
         return self.boxes * self.rows
+
+
+@dataclass(frozen=True)
+class KernelTraits:
+    """How a kernel computes products, whatever its blocking is.
+
+    `parts`: numbers that each factor is the sum of, 2 of halves. `result_bytes`: of an element of the result.
+    `row_bytes`: of K in the rows that are copied. `is_promoted`: the sums of each stage are moved to other registers.
+    `is_rewritten`: threads read and write B before it is multiplied. `is_divided`: threads divide numbers into halves
+    first, in shared memory; what is divided is split. `divides_rows`, `is_rough`: see `Blocking`. `lines`: taps that
+    share rows of A. `shared_rows`: of B, which the columns of a warpgroup share. `boxes`: of a wgrad.
+    """
+
+    parts: int
+    result_bytes: int
+    row_bytes: int = STAGE_ROW
+    is_wgrad: bool = False
+    is_promoted: bool = False
+    is_rewritten: bool = False
+    is_divided: bool = False
+    divides_rows: bool = False
+    is_rough: bool = False
+    lines: Lines = NO_LINES
+    shared_rows: SharedRows | None = None
+    boxes: Boxes = NO_BOXES
+    finish: Finish = NO_FINISH
 
 
 @dataclass(frozen=True)
@@ -331,153 +338,6 @@ def _others(parts: int, stages: int, length: int) -> int:
         return ((stage + 1) * parts - 1) // stages
 
     return max(part_of(first + length - 1) - part_of(first) for first in range(0, stages, length))
-
-
-def whole_cut(products: Products, tile: Tile) -> tuple[int, int]:
-    """Splits of K, and the stages of each: one of all stages, or the thread blocks of a cluster."""
-    return tile.cluster, max(1, -(-products.longest // tile.cluster))
-
-
-def split_cuts(
-    products: Products, tile: Tile, multiprocessors: int, max_splits: int, min_splits: int = 1
-) -> list[tuple[int, int]]:
-    """The same where the pieces of K fill whole waves, of a tile without a cluster."""
-    count, longest = products.tiles(tile), products.longest
-    wanted = {min_splits} if min_splits > 1 else set()
-    if len(set(products.blocks)) == 1:
-        for waves in (1, 2, 3, 4):
-            splits = multiprocessors * waves // max(1, count)
-            wanted.add(min(max_splits, splits, longest))
-    found = []
-    for splits in sorted(wanted):
-        if splits < max(2, min_splits):
-            continue
-        length = -(-longest // splits)
-        splits = -(-longest // length)
-        if splits >= max(2, min_splits):
-            found.append((splits, length))
-    return found
-
-
-def blockings(
-    products: Products, tiles: Sequence[Tile], shared_bytes: int, multiprocessors: int, parts: int,
-    result_bytes: int, max_splits: int, is_promoted: bool, min_splits: int = 1, divides_rows: bool = False,
-    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, lines: Lines = NO_LINES,
-    shared: Sequence[Tile] = (), may_keep_across: bool = False,
-    most_tiles: int = MOST_PIECES, wanted: Sequence[tuple[int, int]] = (),
-) -> list[Blocking]:  # fmt: skip
-    """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves.
-
-    `wanted`: only those with such a `whole_cut`, or one of the `split_cuts`.
-    """
-    found = []
-    for tile in tiles:
-        if not tile.has_chunks(result_bytes, products.has_row_boxes):
-            continue
-        if tile.cluster > 1:
-            if row % STAGE_ROW == 0:
-                found += _in_clusters(
-                    products, tile, shared_bytes, multiprocessors, parts, result_bytes, is_promoted, row
-                )
-            continue
-        cuts = wanted
-        if not cuts:
-            cuts = split_cuts(products, tile, multiprocessors, max_splits, min_splits)
-            cuts = cuts if min_splits > 1 else [whole_cut(products, tile), *cuts]
-        for splits, length in cuts:
-            is_split = splits > 1
-            if not tile.has_registers(is_promoted, result_bytes, is_split, divides_rows):
-                continue
-            of_stages = shared_bytes, parts, is_split, result_bytes, row, lines
-            least, least_beside = (_STAGES_OF_LINES,) * 2 if lines.taps > 1 else (2, _STAGES_BESIDE_KEPT)
-            across = _kept_across(products, tile, multiprocessors) if may_keep_b and splits == 1 else 0
-            if across == 1 or (across and may_keep_across):
-                kept = products.longest * tile.b_bytes(parts, row, lines, products.is_across)
-                stages = tile.stages(*of_stages, kept, products.is_across)
-                if stages >= least_beside:
-                    found.append(
-                        Blocking(
-                            tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, row, kept,
-                            lines, products.is_across, kept_across=across,
-                        )
-                    )  # fmt: skip
-                    if across == 1:
-                        continue
-            stages = tile.stages(*of_stages, 0, products.is_across)
-            if stages < least:
-                continue
-            found.append(
-                Blocking(
-                    tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, row, 0, lines,
-                    products.is_across,
-                )
-            )  # fmt: skip
-            if splits == 1 and tile in shared:
-                found += _shared_evenly(found[-1], products, multiprocessors, most_tiles)
-    return found
-
-
-def _shared_evenly(
-    whole: Blocking, products: Products, multiprocessors: int, most_tiles: int
-) -> list[Blocking]:
-    """The blocking with equal parts of the K of all tiles for (nearly) all multiprocessors, if whole tiles leave some
-    idle, and parts are long enough, and of at most so many tiles."""
-    tiles = products.tiles(whole.tile)
-    least = multiprocessors - multiprocessors // _LEFT_OVER
-    wanted = {max(range(least, multiprocessors + 1), key=lambda count: (math.gcd(count, tiles), count))}
-    parts = multiprocessors // tiles
-    if most_tiles == 1 and parts > 1 and tiles * parts >= _LEAST_BUSY * multiprocessors:
-        wanted.add(tiles * parts)  # parts of one tile each, all of them in step
-    stages = tiles * products.longest
-    found = []
-    for sharers in sorted(wanted):
-        in_step = math.gcd(sharers, tiles)
-        if tiles % sharers == 0 or stages < _LEAST_PART * sharers or stages // in_step * sharers >= _MAX_INT:
-            continue
-        if not sharers <= (MOST_PIECES + 1) * tiles <= (MOST_PIECES + 1) * most_tiles * sharers:
-            continue
-        one = replace(whole, sharers=sharers, in_step=in_step)
-        if max(one.others(products), one.pieces(products)) <= MOST_PIECES:
-            found.append(one)
-    return found
-
-
-def _kept_across(products: Products, tile: Tile, multiprocessors: int) -> int:
-    """Of how many tiles across a thread block may have one, with its columns of all of K, and all tiles below it; 0 if
-    tiles have several K, or a thread block has few of them."""
-    across = products.tiles_n(tile)
-    if not products.groups == len(products.rows) == 1:
-        return 0
-    if across > 1 and not _LEAST_TURNS * across <= _LEAST_TURNS * multiprocessors <= products.tiles(tile):
-        return 0
-    return across
-
-
-def may_be_clusters(products: Products, tile: Tile, multiprocessors: int) -> bool:
-    """Whether the clusters of all tiles run at once, and every thread block of one has a part of K."""
-    cluster, longest = tile.cluster, products.longest
-    at_once = multiprocessors * _AT_ONCE[cluster] // _OF_MULTIPROCESSORS
-    if len(products.rows) > 1 or products.tiles(tile) > at_once:
-        return False
-    return (cluster - 1) * -(-longest // cluster) < longest
-
-
-def _in_clusters(
-    products: Products, tile: Tile, shared_bytes: int, multiprocessors: int, parts: int, result_bytes: int,
-    is_promoted: bool, row: int,
-) -> list[Blocking]:  # fmt: skip
-    """The blocking of a tile whose K a cluster shares, if all clusters run at once and every block has a part."""
-    if not may_be_clusters(products, tile, multiprocessors):
-        return []
-    cluster, length = whole_cut(products, tile)
-    stages = tile.stages(shared_bytes, parts, False, result_bytes, row, is_across=products.is_across)
-    of_stage = tile.stage_bytes(parts, row, is_across=products.is_across)
-    has_room = stages * of_stage >= 4 * tile.m * tile.n  # for the sums
-    if stages < 2 or not has_room or not tile.has_registers(is_promoted, result_bytes, False):
-        return []
-    return [
-        Blocking(tile, stages, cluster, length, parts, result_bytes, row=row, is_across=products.is_across)
-    ]
 
 
 def longest_load(products: Products, tile: Tile, multiprocessors: int, cycles: Sequence[float]) -> float:

@@ -273,16 +273,18 @@ WHOLE = (
 )
 """Those of products of two bytes whose results leave before the products of the next tile: large ones, or such as fill
 the multiprocessors evenly."""
-SHARED = (Tile(2, 1, 2, 128), Tile(2, 1, 1, 128), Tile(1, 1, 1, 64))
-SHARED_PRODUCTS = (
-    Tile(2, 1, 2, 128),
-    Tile(2, 1, 1, 128),
-    Tile(2, 1, 1, 256),
-    Tile(3, 1, 1, 128),
-    Tile(2, 1, 1, 192),
+SHARED = frozenset((Tile(2, 1, 2, 128), Tile(2, 1, 1, 128), Tile(1, 1, 1, 64)))
+SHARED_PRODUCTS = frozenset(
+    (
+        Tile(2, 1, 2, 128),
+        Tile(2, 1, 1, 128),
+        Tile(2, 1, 1, 256),
+        Tile(3, 1, 1, 128),
+        Tile(2, 1, 1, 192),
+    )
 )
 """The same forward and of the data."""
-SHARED_IN_LINES = (Tile(1, 1, 1, 192), Tile(2, 1, 1, 192))
+SHARED_IN_LINES = frozenset((Tile(1, 1, 1, 192), Tile(2, 1, 1, 192)))
 """Those of filter gradients, and of such in lines, of which thread blocks may have equal parts of the K of all."""
 SPLIT = (Tile(3, 1, 1, 160), Tile(3, 1, 1, 192), Tile(2, 1, 2, 192))
 """Those of filter gradients whose K is split: with results on their way out there are no registers for them."""

@@ -6,11 +6,12 @@ of cost.py (best.py), which alone has times of other operands and of line tiles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container
 from dataclasses import dataclass
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
+from jitdnn.kernels.cuda.warpgroup.bound import Least
 from jitdnn.kernels.cuda.warpgroup.cost import OPERATIONS_OF_BYTE, begins_early
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
@@ -72,13 +73,27 @@ class Copies:
     outside: float
 
 
+@dataclass(frozen=True)
+class WgradModel:
+    """What filter gradients take whose operands are copied so; see `bound.Model`.
+
+    `shared`: tiles of which thread blocks may have equal parts of the K of all.
+    """
+
+    device: GpuDevice
+    result_bytes: int
+    copies: Copies
+    shared: Container[Tile]
+
+    def seconds(self, products: Products, blocking: Blocking) -> float:
+        return wgrad_seconds(products, blocking, self.device, self.result_bytes, self.copies)
+
+    def bound(self, products: Products, row: int) -> Least:
+        return WgradBound(products, self.device, row, self.shared)
+
+
 def wgrad_seconds(
-    products: Products,
-    blocking: Blocking,
-    device: GpuDevice,
-    bytes_moved: int,
-    result_bytes: int,
-    copies: Copies,
+    products: Products, blocking: Blocking, device: GpuDevice, result_bytes: int, copies: Copies
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, multiprocessors = blocking.tile, device.multiprocessors
@@ -103,7 +118,7 @@ def wgrad_seconds(
         if blocking.is_whole:
             busy += (turns - 1) * tile.m * tile.n * result_bytes / _RESULT_BYTES
     works_for = (busy + _START_CYCLES + (0.0 if blocking.is_split else chunks)) / clock
-    waits_for = bytes_moved / (_MEMORY_SHARE * device.bandwidth)
+    waits_for = products.bytes_moved / (_MEMORY_SHARE * device.bandwidth)
     time = max(works_for, waits_for) + _UNHIDDEN * min(works_for, waits_for)
     time += _EARLY_LAUNCH if begins_early(blocking, is_wgrad=True) else _LAUNCH
     if blocking.sharers:
@@ -170,15 +185,13 @@ def _arriving_bytes(products: Products, blocking: Blocking, device: GpuDevice, h
 class WgradBound:
     """What `wgrad_seconds` does not come below; see `bound.Least`."""
 
-    def __init__(
-        self, products: Products, device: GpuDevice, bytes_moved: int, row: int, shared: Sequence[Tile]
-    ) -> None:
+    def __init__(self, products: Products, device: GpuDevice, row: int, shared: Container[Tile]) -> None:
         path = device.facts.shared_bytes_per_cycle
         self.products, self._multiprocessors, self._shared = products, device.multiprocessors, shared
         self._of_products = row / (OPERATIONS_OF_BYTE * path) / _EFFICIENCY
         self._of_rows = row / max(_ASKED_BYTES, _ROWS_TURNS_BYTES)
         self._clock, self._leaving = gemm_clock(device.facts), l2_bytes_per_cycle(device.facts)
-        self._waits = bytes_moved / (_MEMORY_SHARE * device.bandwidth)
+        self._waits = products.bytes_moved / (_MEMORY_SHARE * device.bandwidth)
         self._of_partial = 4 / (_REDUCTION_SHARE * device.bandwidth)
         elements = products.groups * products.n * sum(products.rows)
         busy = products.products_of_rows * self._of_products / device.multiprocessors + _TILE_CYCLES

@@ -115,11 +115,6 @@ class Geometry:
         """The integers that hold a place in a plane of x."""
         return "i32" if self.inputs < 2**31 else "i64"
 
-    def has_neighbours(self, t: int, channels: bool) -> bool:
-        """Neighbouring channels, or columns, of tensor t are neighbours in memory."""
-        step = self.steps[t][1] if channels else self.axes[-1].steps[t]
-        return step == 1
-
     def is_channels_last(self, names: Sequence[int]) -> bool:
         """Channels lie closer together than columns do, in most of these tensors."""
         closer = [

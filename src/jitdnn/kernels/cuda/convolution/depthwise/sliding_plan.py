@@ -41,7 +41,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Sliding:
+class _Rows:
     """A window with its axes in the order depth, sliding, width, and a tile."""
 
     window: Window
@@ -52,6 +52,11 @@ class Sliding:
     @cached_property
     def element(self) -> int:
         return DTYPES[self.window.dtype]
+
+
+@dataclass(frozen=True)
+class Sliding(_Rows):
+    """fprop and dgrad."""
 
     @cached_property
     def rows_in(self) -> int:
@@ -143,17 +148,8 @@ class Sliding:
 
 
 @dataclass(frozen=True)
-class SlidingWgrad:
-    """wgrad: a window with its axes in the order depth, sliding, width, and a tile; `tile.splits` share the items."""
-
-    window: Window
-    axes: tuple[Axis, Axis, Axis]
-    tile: Tile
-    facts: GpuFacts
-
-    @cached_property
-    def element(self) -> int:
-        return DTYPES[self.window.dtype]
+class SlidingWgrad(_Rows):
+    """wgrad; `tile.splits` thread blocks share the items."""
 
     @cached_property
     def steps(self) -> int:

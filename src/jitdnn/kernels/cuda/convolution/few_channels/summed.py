@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source
-from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, PlannedKernel
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, PlannedKernel, version_over
 from jitdnn.kernels.cuda.convolution.few_channels import code
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import FewChannels, with_few_inputs
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
@@ -38,6 +38,7 @@ class FewChannelsSummed(Summed):
         """`separate`: what takes operands at any address."""
         super().__init__(separate)
         self._plain = FewChannels()
+        self.version = version_over(self.version, [self._plain])  # type: ignore[misc]
 
     def refusal(self, problem: FusedConvolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         own = problem.convolution

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
-from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel, version_over
 from jitdnn.kernels.cuda.convolution.half_precision.copied import room_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.halves import WarpgroupGemmDivided, WarpgroupWgradRows
@@ -44,6 +44,7 @@ class FewPixels(KernelAlgorithm[Convolution, GpuDevice]):
     """fprop and dgrad of f32 with fewer pixels than channels, whose filter is divided where it is multiplied."""
 
     name = "few_pixels_3xf16"
+    version: ClassVar[int] = version_over(1, (WarpgroupGemmDivided(), WarpgroupWgradRows()))
     rounded = ("implicit_gemm_wgmma_swapped", "implicit_gemm_wgmma")
     problem = Convolution
     takes_float8 = False

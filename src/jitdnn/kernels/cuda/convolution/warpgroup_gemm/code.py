@@ -12,7 +12,7 @@ from dataclasses import replace
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import fusion_code
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import FusionCode, fusion_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import MAXIMA
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan, phases_of_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wide import WideEpilogue, wide_epilogue
@@ -106,17 +106,21 @@ def source_of(
     plan: Plan, output: TensorDescriptor, epilogue: Epilogue | None, indices: Sequence[str] | None = None
 ) -> Source:
     """The text of the kernels."""
-    blocking, tile, parts = plan.blocking, plan.blocking.tile, plan.blocking.parts
-    real = "f64" if plan.is_integer else "f32"
-    code = epilogue_of(plan, output, epilogue)
     if indices is None:
         indices = _indices(output)
+    code = epilogue_of(plan, output, epilogue)
     wide = wide_epilogue(plan, code, output, indices)
-    has_brought = wide is not None and wide.brought is not None
-    arguments = "".join(f", e{number}" for number in range(_POINTERS, _POINTERS + len(code.operands)))
-    body = "wgrad.cuh" if plan.is_wgrad else "correlation.cuh"
     fused = fusion_code(plan.fusion, plan.is_wgrad, plan.dtypes[0])
-    text = "\n".join(
+    name = "warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm"
+    defines = *_defines(plan), *_defines_of_epilogue(plan, epilogue, code, wide, fused, indices)
+    return Source(name, _text(plan, code, wide, fused), defines, "hopper", _spills(plan, epilogue))
+
+
+def _text(plan: Plan, code: EpilogueCode, wide: WideEpilogue | None, fused: FusionCode) -> str:
+    blocking, parts = plan.blocking, plan.blocking.parts
+    body = "wgrad.cuh" if plan.is_wgrad else "correlation.cuh"
+    has_brought = wide is not None and wide.brought is not None
+    return "\n".join(
         (
             "#define METHOD __device__ __forceinline__",
             code.functions + fused.functions,
@@ -141,15 +145,20 @@ def source_of(
             if parts == 2 and (plan.divides_rows or plan.is_blockwise)
             else "",
             read_text("cuda/warpgroup", "divide_rows.cuh") if plan.divides_rows else "",
-            read_text("cuda/warpgroup", "swapped.cuh") if tile.swaps else "",
+            read_text("cuda/warpgroup", "swapped.cuh") if blocking.tile.swaps else "",
             read_text("cuda/warpgroup", "blockwise.cuh") if plan.is_blockwise else "",
             read_text("cuda/warpgroup", "divide.cuh") if plan.is_divided else "",
-            read_text("cuda/warpgroup", "cluster.cuh") if tile.cluster > 1 else "",
+            read_text("cuda/warpgroup", "cluster.cuh") if blocking.tile.cluster > 1 else "",
             read_text("cuda/warpgroup", "stream_k_sums.cuh") if blocking.sharers else "",
             read_text("cuda/warpgroup", "kernel.cuh", *_packing(plan)),
         )
     )
-    defines = (
+
+
+def _defines(plan: Plan) -> tuple[tuple[str, object], ...]:
+    """What the plan alone decides."""
+    blocking, tile, parts = plan.blocking, plan.blocking.tile, plan.blocking.parts
+    return (
         ("DTYPE", "u8" if plan.dtypes[0] in FLOAT8_DTYPES else plan.dtypes[0]),
         ("IS_WGRAD", int(plan.is_wgrad)),
         ("IS_WIDENED", int(plan.is_widened)),
@@ -174,7 +183,7 @@ def source_of(
         ("PACKED", "u16" if plan.is_scaled or plan.is_widened else "DTYPE"),
         ("ELEMENT_BYTES", DTYPES[plan.multiplied[0]]),
         ("SUM", "i32" if plan.is_integer else "f32"),
-        ("REAL", real),
+        ("REAL", "f64" if plan.is_integer else "f32"),
         ("IS_PROMOTED", int(plan.is_promoted)),
         ("RESULT_BYTES", DTYPES[plan.result]),
         ("PACK", f"pack_{plan.result}" if plan.result in ("f16", *FLOAT8_DTYPES) else "pack_bf16"),
@@ -204,29 +213,46 @@ def source_of(
         ("ROWS_FIRST", int(plan.rows_first)),
         ("PAIRED", int(plan.is_paired)),
         ("PIXELS_ARE_COLUMNS", int(plan.pixels_are_columns)),
+    )
+
+
+def _defines_of_epilogue(
+    plan: Plan,
+    epilogue: Epilogue | None,
+    code: EpilogueCode,
+    wide: WideEpilogue | None,
+    fused: FusionCode,
+    indices: Sequence[str],
+) -> tuple[tuple[str, object], ...]:
+    arguments = "".join(f", e{number}" for number in range(_POINTERS, _POINTERS + len(code.operands)))
+    return (
         ("HAS_EPILOGUE", int(epilogue is not None)),
         ("EPILOGUE_PARAMETERS", code.parameters + fused.parameters),
         ("EPILOGUE_ARGUMENTS", arguments + fused.arguments),
         # with strides of operands, which a kernel that does not read by them is not to know
         (
             "FINISH(sum, pixel, channel_)",
-            "(sum)" if wide and parts == 1 else f"({code.apply('(sum)', indices)})",
+            "(sum)" if wide and plan.blocking.parts == 1 else f"({code.apply('(sum)', indices)})",
         ),
         ("IS_WIDE", int(wide is not None)),
         *(wide.defines if wide else (("HAS_BROUGHT", 0),)),
         *fused.defines,
     )
+
+
+def _spills(plan: Plan, epilogue: Epilogue | None) -> bool:
+    """Whether some registers may be spilled."""
+    blocking, tile = plan.blocking, plan.blocking.tile
     # an epilogue takes registers between two tiles, as what becomes of integers does, a prologue everywhere: where sums
     # leave few, some are spilled, and so they may be beside the exact products of what is not finite
-    spills = epilogue is not None or plan.fusion.has_prologue or plan.is_integer or parts > 1
+    spills = epilogue is not None or plan.fusion.has_prologue or plan.is_integer or blocking.parts > 1
     # where the chunks of a wgrad's results go, of which 3 consumers with 160 registers keep 4 bytes in memory, and what
     # their producer with 32 knows of columns that end inside of a block
     spills = spills or (plan.is_wgrad and tile.warpgroups == 3 and (plan.is_in_boxes or tile.n % 64 > 0))
     # around the loop over K, where sums of other thread blocks are added
     spills = spills or blocking.sharers > 0
     # what a thread knows that copies three rows a stage, as many stages as it is told
-    spills = spills or (plan.takes_ring and blocking.row > 2 * plan.row_bytes)
-    return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)
+    return spills or (plan.takes_ring and blocking.row > 2 * plan.row_bytes)
 
 
 def _packing(plan: Plan) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     rows_map,
     whole_map,
 )
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.order import depths, one_depth, turn_of, used_steps
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.order import depths, turn_of, used_steps
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     dtypes,
     filter_steps,
@@ -34,8 +34,9 @@ from jitdnn.kernels.cuda.cost import SECTOR_BYTES, narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step
 from jitdnn.kernels.cuda.gemm.shape import packed_divisor
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
+from jitdnn.kernels.cuda.warpgroup.candidates import SearchSpace, one_depth
 from jitdnn.kernels.cuda.warpgroup.cost import MUCH_PADDING, begins_early
-from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Products
+from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, KernelTraits, Products
 from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, SHARED_PRODUCTS, STAGE_ROW, WHOLE, Tile
 
 _NEVER = 2**30  # behind all tiles
@@ -74,7 +75,7 @@ def correlation_plan(request: ProductRequest, row_of_lines: int = 0) -> Plan:
         raise Refused(
             "results of operands that change places leave by 16 bytes of channels of f32, which lie otherwise"
         )
-    blocking, seconds = _blocking(request, geometry, sources, loops, products)
+    blocking, seconds = _blocking(request, sources, loops, products)
     maps_of_data, is_a_whole = _data_maps(request, sources, loops, blocking)
     maps_of_filter, is_b_whole = _filter_maps(request, geometry, sources, loops, blocking)
     is_along, by_pixels = result.strides.channel == 1, request.pixels_are_columns
@@ -204,19 +205,22 @@ def _products(
         loops.blocks,
         pixels[0] if by_pixels else channels,
         request.groups,
-        sources.is_mn_major and not by_pixels,
-        is_strided,
-        result.row_boxes is not None and request.result_bytes == 2,
-        padding_of(phases, sources.data.extents),
-        uneven[::-1] if by_pixels else uneven,
-        (breaks[1], False) if by_pixels else breaks,
-        loops.rank == 5 and (has_one_phase or request.skips_padding > 0),
-        takes_turns,
-        by_pixels,
-        data,
-        math.prod(request.problem.stride) * geometry.in_channels * size if has_windows_apart else 0,
-        1.0 - loops.pair.both / loops.phases[0][2].taps if loops.pair else 0.0,
-        request.skips_padding > 0,
+        is_across=sources.is_mn_major and not by_pixels,
+        is_strided=is_strided,
+        has_row_boxes=result.row_boxes is not None and request.result_bytes == 2,
+        padding=padding_of(phases, sources.data.extents),
+        is_uneven=uneven[::-1] if by_pixels else uneven,
+        breaks_sectors=(breaks[1], False) if by_pixels else breaks,
+        is_volume=loops.rank == 5 and (has_one_phase or request.skips_padding > 0),
+        takes_turns=takes_turns,
+        pixels_are_columns=by_pixels,
+        data_bytes=data,
+        window_bytes=(
+            math.prod(request.problem.stride) * geometry.in_channels * size if has_windows_apart else 0
+        ),
+        half_stages=1.0 - loops.pair.both / loops.phases[0][2].taps if loops.pair else 0.0,
+        skips_padding=request.skips_padding > 0,
+        bytes_moved=_bytes_moved(request, geometry, loops),
     )
 
 
@@ -259,56 +263,14 @@ def _bytes_moved(request: ProductRequest, geometry: Geometry, loops: Loops) -> i
 
 
 def _blocking(
-    request: ProductRequest,
-    geometry: Geometry,
-    sources: Sources,
-    loops: Loops,
-    products: Products,
+    request: ProductRequest, sources: Sources, loops: Loops, products: Products
 ) -> tuple[Blocking, float]:
     """The fastest one and its time."""
-    fusion, size, is_in_lines = request.fusion, request.size, loops.lines != NO_LINES
-    by_pixels = request.pixels_are_columns
-    is_plain, is_fused = request.parts == 1, fusion.has_prologue or fusion.has_sums
-    is_wide = size == request.result_bytes == 2
-    is_whole = request.divides_rows or fusion.has_prologue
-    may_share = request.uses_workspace and size == 2 and is_plain and request.groups == len(loops.phases) == 1
-    may_share = may_share and not (
-        loops.pair
-        or any(sources.packs)
-        or is_in_lines
-        or is_whole
-        or fusion.has_sums
-        or sources.across
-        or by_pixels
-    )
-    has_depths = loops.row == loops.row_bytes == STAGE_ROW and is_plain and not (is_whole or is_in_lines)
-    may_split = (
-        not loops.pair and request.uses_workspace and max(loops.blocks) > 1 and not (is_in_lines or by_pixels)
-    )
+    by_pixels, is_in_lines = request.pixels_are_columns, loops.lines != NO_LINES
     found = best_blocking(
-        products,
-        _tiles(request, sources, loops, products.n),
-        request.device,
-        _bytes_moved(request, geometry, loops),
-        request.result_bytes,
-        request.parts,
-        _MAX_SPLITS if may_split else 1,
-        loops.row_bytes,
-        False,
-        not is_plain or request.problem.has_float8,
-        fusion.shared,
-        finish=fusion.finish,
-        divides_rows=request.divides_rows,
-        row=loops.row,
-        may_keep_b=not (fusion.has_prologue or by_pixels or loops.pair),
-        lines=loops.lines,
-        depths=depths if has_depths else one_depth,
-        shared=SHARED_PRODUCTS if may_share else (),
-        most_tiles=1,
-        may_keep_across=size == 2 and is_plain and loops.row_bytes == STAGE_ROW and not is_in_lines,
-        may_leave_at_once=not is_fused and (sources.data.dtype == "f32" or is_wide),
+        products, _traits(request, loops), _space(request, sources, loops, products), request.device,
         limit=request.limit,
-    )
+    )  # fmt: skip
     if not found:
         in_time = " in so little time" if request.limit < math.inf else ""
         raise Refused(f"no tile fits into the shared memory of the device{in_time}")
@@ -320,6 +282,56 @@ def _blocking(
         seconds *= _SKIPPED_OF_VOLUMES[request.skips_padding] if products.is_volume else _SKIPPED_OF_IMAGES
         seconds *= _SKIPPED_IN_LINES if is_in_lines else _SKIPPED_STRIDED if products.is_strided else 1.0
     return blocking, seconds
+
+
+def _traits(request: ProductRequest, loops: Loops) -> KernelTraits:
+    return KernelTraits(
+        request.parts,
+        request.result_bytes,
+        loops.row_bytes,
+        is_promoted=request.parts > 1 or request.problem.has_float8,
+        divides_rows=request.divides_rows,
+        lines=loops.lines,
+        finish=request.fusion.finish,
+    )
+
+
+def _space(request: ProductRequest, sources: Sources, loops: Loops, products: Products) -> SearchSpace:
+    fusion, size, is_plain = request.fusion, request.size, request.parts == 1
+    is_in_lines, by_pixels, is_paired = (
+        loops.lines != NO_LINES,
+        request.pixels_are_columns,
+        loops.pair is not None,
+    )
+    is_fused = fusion.has_prologue or fusion.has_sums
+    is_wide = size == request.result_bytes == 2
+    is_whole = request.divides_rows or fusion.has_prologue
+    may_share = request.uses_workspace and size == 2 and is_plain and request.groups == len(loops.phases) == 1
+    may_share = may_share and not (
+        is_paired
+        or any(sources.packs)
+        or is_in_lines
+        or is_whole
+        or fusion.has_sums
+        or sources.across
+        or by_pixels
+    )
+    has_depths = loops.row == loops.row_bytes == STAGE_ROW and is_plain and not (is_whole or is_in_lines)
+    may_split = (
+        not is_paired and request.uses_workspace and max(loops.blocks) > 1 and not (is_in_lines or by_pixels)
+    )
+    return SearchSpace(
+        _tiles(request, sources, loops, products.n),
+        loops.row,
+        depths if has_depths else one_depth,
+        _MAX_SPLITS if may_split else 1,
+        fusion.shared,
+        may_keep_b=not (fusion.has_prologue or by_pixels or is_paired),
+        may_keep_across=size == 2 and is_plain and loops.row_bytes == STAGE_ROW and not is_in_lines,
+        shared=SHARED_PRODUCTS if may_share else (),
+        most_tiles=1,
+        may_leave_at_once=not is_fused and (sources.data.dtype == "f32" or is_wide),
+    )
 
 
 def _data_maps(

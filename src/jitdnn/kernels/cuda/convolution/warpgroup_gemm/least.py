@@ -13,9 +13,10 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.request import ProductReques
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad_loops import Loops
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad_loops import Sources as WgradSources
 from jitdnn.kernels.cuda.warpgroup.bound import Bound, Least
+from jitdnn.kernels.cuda.warpgroup.candidates import whole_cut
 from jitdnn.kernels.cuda.warpgroup.families import ALONG, OTHERS, WGRAD
-from jitdnn.kernels.cuda.warpgroup.plan import Products, whole_cut
-from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import KernelTraits, Products
+from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
 from jitdnn.kernels.cuda.warpgroup.wgrad_cost import WgradBound
 from jitdnn.kernels.gpu.prelude.cost import ROUNDED
 from jitdnn.problems.convolution import Convolution
@@ -70,14 +71,14 @@ def _of_filter(request: ProductRequest) -> float:
     if min(loops.in_channels, loops.out_channels) > FEW_CHANNELS:
         return 0.0 if is_plain else least + packing
     stages, columns = -(-loops.pixels // _STAGE_PIXELS), min(loops.columns(tile.n) for tile in request.tiles)
-    products = Products((loops.out_channels,), (stages,), columns, request.groups, is_across=True)
-    first = Bound(
-        products, device, request.bytes_moved, STAGE_ROW, True, request.parts, STAGE_ROW, NO_LINES, False, True, False,
-        request.tiles, request.result_bytes,
+    products = Products(
+        (loops.out_channels,), (stages,), columns, request.groups, is_across=True, bytes_moved=request.bytes_moved
     )  # fmt: skip
+    traits = KernelTraits(request.parts, request.result_bytes, is_wgrad=True, is_rough=True)
+    first = Bound(products, device, traits, STAGE_ROW, False, False, request.tiles)
     least = _of_tiles(first, request)
     if is_plain:
-        second = WgradBound(products, device, request.bytes_moved, STAGE_ROW, request.tiles)
+        second = WgradBound(products, device, STAGE_ROW, request.tiles)
         least = min(least, math.sqrt(least * _of_tiles(second, request)))
     return least + packing
 

@@ -23,7 +23,3 @@ def used_steps(channels: int, row_bytes: int, row: int) -> int:
 def depths(tile: Tile) -> tuple[int, ...]:
     """How many times `STAGE_ROW` bytes of K stages of a tile may have: of larger ones too few stages would be left."""
     return (1, 2) if tile.m + tile.n <= 128 and tile.cluster == 1 else (1,)
-
-
-def one_depth(_: Tile) -> tuple[int, ...]:
-    return (1,)

@@ -29,10 +29,10 @@ from jitdnn.kernels.cuda.cost import LINE_BYTES, SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.kernels.cuda.gemm.shape import divisors
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
-from jitdnn.kernels.cuda.warpgroup.bound import Least
-from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Boxes, Products, SharedRows
+from jitdnn.kernels.cuda.warpgroup.candidates import SearchSpace
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Boxes, KernelTraits, Products, SharedRows
 from jitdnn.kernels.cuda.warpgroup.tile import SHARED, SHARED_IN_LINES, SPLIT, STAGE_ROW, Tile
-from jitdnn.kernels.cuda.warpgroup.wgrad_cost import Copies, WgradBound, wgrad_seconds
+from jitdnn.kernels.cuda.warpgroup.wgrad_cost import Copies, WgradModel
 
 _MAX_SPLITS = 256
 _CACHED = 0.6
@@ -181,8 +181,61 @@ def _blocking(
     request: ProductRequest, loops: Loops, sources: Sources, is_whole: tuple[bool, bool], limit: float
 ) -> tuple[Products, Blocking, float]:
     """The fastest blocking, the products that it divides, and its time."""
+    device, segment = request.device, loops.segment
+    space = _space(request, loops, sources, is_whole)
+    traits = _traits(request, loops, sources, is_whole)
+    stages = -(-loops.pixels // _STAGE_PIXELS)
+    products = Products(
+        (loops.out_channels,), (stages,), loops.columns(64), request.groups, is_across=True,
+        bytes_moved=request.bytes_moved,
+    )  # fmt: skip
+    second = None
+    if _is_copied(request, loops, sources):
+        second = WgradModel(device, request.result_bytes, _copies(loops, sources, traits.boxes), space.shared)
+    found = best_blocking(products, traits, space, device, second, limit)
+    if not found:
+        in_time = " in so little time" if limit < math.inf else ""
+        raise Refused(f"no tile fits into the shared memory of the device{in_time}")
+    blocking, seconds = found
+    tile = blocking.tile
+    if segment and request.parts == 2:
+        rows = tile.across * (_STAGE_PIXELS // segment) * (segment + _ROOM_BEHIND_SEGMENT)
+        room = device.shared_bytes - (DIVISION_BYTES if request.is_divided else 0)
+        blocking = blocking.sharing(tile.n - rows, room)
+    return replace(products, n=loops.columns(tile.n)), blocking, seconds
+
+
+def _traits(
+    request: ProductRequest, loops: Loops, sources: Sources, is_whole: tuple[bool, bool]
+) -> KernelTraits:
+    segment = loops.segment
+    return KernelTraits(
+        request.parts,
+        request.result_bytes,
+        is_wgrad=True,
+        is_promoted=request.parts > 1 or request.is_blockwise,
+        is_rewritten=request.fusion.has_prologue,
+        is_divided=request.is_divided,
+        divides_rows=request.divides_rows,
+        is_rough=request.is_rough,
+        shared_rows=SharedRows(_STAGE_PIXELS // segment, segment + loops.at_once - 1) if segment else None,
+        boxes=Boxes(
+            is_whole,
+            (_is_uneven(sources.a[0]), _is_uneven(sources.b[0])),
+            not loops.is_plain and not segment,
+        ),
+    )
+
+
+def _copies(loops: Loops, sources: Sources, boxes: Boxes) -> Copies:
+    crossing = _crossing(sources.a[0]), _crossing(sources.b[0])
+    return Copies(boxes.is_whole, boxes.is_uneven, crossing, boxes.has_windows, loops.outside)
+
+
+def _space(
+    request: ProductRequest, loops: Loops, sources: Sources, is_whole: tuple[bool, bool]
+) -> SearchSpace:
     device, fusion, segment = request.device, request.fusion, loops.segment
-    is_copied = _is_copied(request, loops, sources)
     may_share = request.uses_workspace and request.parts == 1 and request.groups == 1
     may_share = may_share and not (any(sources.packs) or fusion.has_prologue)
     if segment:
@@ -194,61 +247,14 @@ def _blocking(
         is_small = tile.m * tile.n == 64 * 64 if is_whole[1] else tile.m * tile.n <= 128 * 128
         return (1, 2) if is_deep and is_small else (1,)
 
-    brought = Boxes(
-        is_whole, (_is_uneven(sources.a[0]), _is_uneven(sources.b[0])), not loops.is_plain and not segment
-    )
-    copies = Copies(
-        is_whole,
-        brought.is_uneven,
-        (_crossing(sources.a[0]), _crossing(sources.b[0])),
-        brought.has_windows,
-        loops.outside,
-    )
-
-    def seconds_of(alike: Products, one: Blocking) -> float:
-        return wgrad_seconds(alike, one, device, request.bytes_moved, request.result_bytes, copies)
-
-    def bound_of(staged: Products, row: int) -> Least:
-        return WgradBound(staged, device, request.bytes_moved, row, shared)
-
-    shared = (SHARED_IN_LINES if segment else SHARED) if may_share else ()
-    stages = -(-loops.pixels // _STAGE_PIXELS)
-    products = Products((loops.out_channels,), (stages,), loops.columns(64), request.groups, is_across=True)
-    found = best_blocking(
-        products,
-        _tiles(request, loops, is_copied),
-        device,
-        request.bytes_moved,
-        request.result_bytes,
-        request.parts,
-        _MAX_SPLITS if request.uses_workspace else 1,
-        STAGE_ROW,
-        True,
-        request.parts > 1 or request.is_blockwise,
-        fusion.shared + (DIVISION_BYTES if request.is_divided else 0),
-        fusion.has_prologue,
-        is_divided=request.is_divided,
-        shared_rows=SharedRows(_STAGE_PIXELS // segment, segment + loops.at_once - 1) if segment else None,
-        divides_rows=request.divides_rows,
-        is_rough=request.is_rough,
-        boxes=brought,
+    return SearchSpace(
+        _tiles(request, loops, _is_copied(request, loops, sources)),
         depths=depths,
-        shared=shared,
+        max_splits=_MAX_SPLITS if request.uses_workspace else 1,
+        taken=fusion.shared + (DIVISION_BYTES if request.is_divided else 0),
+        shared=(SHARED_IN_LINES if segment else SHARED) if may_share else (),
         columns_of=lambda tile: loops.columns(tile.n),
-        seconds_of=seconds_of if is_copied else None,
-        bound_of=bound_of if is_copied else None,
-        limit=limit,
     )
-    if not found:
-        in_time = " in so little time" if limit < math.inf else ""
-        raise Refused(f"no tile fits into the shared memory of the device{in_time}")
-    blocking, seconds = found
-    tile = blocking.tile
-    if segment and request.parts == 2:
-        rows = tile.across * (_STAGE_PIXELS // segment) * (segment + _ROOM_BEHIND_SEGMENT)
-        room = device.shared_bytes - (DIVISION_BYTES if request.is_divided else 0)
-        blocking = blocking.sharing(tile.n - rows, room)
-    return replace(products, n=loops.columns(tile.n)), blocking, seconds
 
 
 def _maps(

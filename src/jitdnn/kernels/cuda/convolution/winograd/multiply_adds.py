@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.algorithm import KernelAlgorithm, PlannedKernel, version_over
 from jitdnn.kernels.gpu.convolution.winograd.algorithm import (
     OnCudaCores,
     Winograd2,
@@ -26,6 +26,7 @@ class _ByMultiplyAdds(OnCudaCores):
 
     def __init__(self, products: KernelAlgorithm[MatMul, GpuDevice]) -> None:
         self._products = products
+        self.version = version_over(self.version, [products])  # type: ignore[misc]
 
     def multiply(self, problem: MatMul, device: GpuDevice) -> PlannedKernel:
         plain = super().multiply(problem, device)
