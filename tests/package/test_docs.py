@@ -127,3 +127,16 @@ def test_the_changelog_begins_with_this_version() -> None:
     newest = re.search(r"^## (\S+)", text, re.MULTILINE)
     assert newest is not None
     assert newest[1] == jitdnn.__version__
+
+
+def test_entries_of_the_changelog_are_whole_and_stand_once() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    entries = [entry.strip() for entry in re.findall(r"^- .*?(?=^- |^#|\Z)", text, re.MULTILINE | re.DOTALL)]
+    assert len(entries) >= 10
+    figures: dict[frozenset[str], str] = {}
+    for entry in entries:
+        assert entry.endswith((".", ".)")), entry
+        numbers = frozenset(re.findall(r"\d+(?:\.\d+)?", entry))
+        if len(numbers) >= 4:
+            assert numbers not in figures, f"{entry}\n\n{figures[numbers]}"
+            figures[numbers] = entry
