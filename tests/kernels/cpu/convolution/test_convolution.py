@@ -69,6 +69,8 @@ SHAPES = [
     "n1 c20 h9 w9 k9 r3 s3 pad1 stride2 f64 nhwc",
     "n1 c9 h7 w8 k9 r3 s3 pad1 g9 f64",
     "n0 c3 h5 w5 k4 r3 s3 pad1",  # an empty batch
+    "n0 c6 w3 k2 s1 g2 nhwc",  # whose pixels are one row, without any
+    "n0 c32 h1 w2 k2 r1 s1 g2 f64 nhwc",
     "n1 c9 h6 w7 k10 r3 s3 pad1 nhwc w=nchw",
     "n1 c9 h6 w7 k10 r3 s3 pad1 nchw x=nhwc",
     "n1 c9 h6 w7 k10 r3 s3 pad1 nchw y=nhwc",

@@ -81,9 +81,9 @@ class WgradOverChannels(DirectPlan):
         """Rows of dy of one pass."""
         (_, rows, columns), tile = self.c.axes, self.tile
         each = tile.results * columns.results + self.tile_channels * columns.positions * rows.step
-        return max(
-            1, min(rows.results, self.processor.l2(cost.DIRECT_WGRAD_CHANNELS_BLOCK_L2) // (each * self.item))
-        )
+        most = self.processor.l2(cost.DIRECT_WGRAD_CHANNELS_BLOCK_L2)
+        # a row of an empty batch reads nothing
+        return max(1, min(rows.results, most // max(1, each * self.item)))
 
     @property
     def pass_sums(self) -> int:

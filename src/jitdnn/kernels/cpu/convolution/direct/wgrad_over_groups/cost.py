@@ -52,7 +52,8 @@ def _row_block(c: Correlation, isa: Isa) -> int:
     """Rows of dy whose passes read no more than stays in L2."""
     each = (c.width * c.axes[2].results + c.depth * c.axes[1].step * c.axes[2].positions) * c.groups[0]
     most = isa.processor.l2(cost.DIRECT_WGRAD_GROUPS_BLOCK_L2)
-    return max(1, min(c.axes[1].results, most // (each * ITEM_BYTES[c.dtype])))
+    # a row of an empty batch reads nothing
+    return max(1, min(c.axes[1].results, most // max(1, each * ITEM_BYTES[c.dtype])))
 
 
 def _vector_cycles(plan: WgradOverGroups) -> float:
