@@ -330,6 +330,20 @@ def test_transforms_and_derivatives_taken_forward_run_the_model() -> None:
     agrees(fused(x), model(x))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_torch_compile_leaves_fused_calls_fused() -> None:
+    """Dynamo asks for transforms, too, and breaks the graph at the call."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval().requires_grad_(False)
+    fused, x = ours(model), torch.randn(2, 3, 5, 5)
+    run = torch.compile(lambda x: fused(x) + 1, backend="eager")
+    try:
+        agrees(run(x), model(x) + 1)
+        assert len(fused._functions) == 1
+        agrees(torch.func.vmap(run)(torch.stack([x, -x])), torch.stack([model(x), model(-x)]) + 1)
+    finally:
+        torch._dynamo.reset()
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_and_sparse_inputs_run_the_model() -> None:
     model = nn.Linear(4, 4).eval()
