@@ -298,6 +298,40 @@ def test_a_call_while_another_thread_captures(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(got[0], wanted)
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_call_of_another_function_of_a_model_while_a_thread_captures(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reads the weights waits, and so does a capture, which else put those of the other one there for ever."""
+    model = nn.Sequential(nn.Linear(4, 3)).eval().requires_grad_(False)
+    fused, other, x, y = ours(model), ours(model[0]), torch.randn(2, 4), torch.randn(5, 4)
+    weight, wanted = model[0].weight, [model(x), model(y)]
+    if is_known:
+        other(x)
+    swapped, has_read, got = Event(), Event(), list[Any]()
+    real = nn.Linear.forward
+
+    def forward(self: Any, input: Any) -> Any:
+        if len(input) == 5:
+            swapped.set()
+            has_read.wait(0.2)  # the other thread waits for the end of this
+        return real(self, input)
+
+    def work() -> None:
+        swapped.wait()
+        with torch.no_grad():
+            got.append(other(x).clone())
+        has_read.set()
+
+    monkeypatch.setattr(nn.Linear, "forward", forward)
+    thread = Thread(target=work)
+    thread.start()
+    agrees(fused(y), wanted[1])
+    thread.join()
+    agrees(got[0], wanted[0])
+    assert model[0].weight is weight
+
+
 def test_an_input_that_requires_its_gradient_runs_the_model() -> None:
     model = nn.Sequential(nn.Conv2d(1, 1, 3))
     x = torch.randn(1, 1, 4, 4, requires_grad=True)
@@ -328,6 +362,20 @@ def test_transforms_and_derivatives_taken_forward_run_the_model() -> None:
         dual = forward_ad.make_dual(x, tangent)
         agrees(forward_ad.unpack_dual(fused(dual)).tangent, forward_ad.unpack_dual(model(dual)).tangent)
     agrees(fused(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_torch_compile_leaves_fused_calls_fused() -> None:
+    """Dynamo asks for transforms, too, and breaks the graph at the call."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval().requires_grad_(False)
+    fused, x = ours(model), torch.randn(2, 3, 5, 5)
+    run = torch.compile(lambda x: fused(x) + 1, backend="eager")
+    try:
+        agrees(run(x), model(x) + 1)
+        assert len(fused._functions) == 1
+        agrees(torch.func.vmap(run)(torch.stack([x, -x])), torch.stack([model(x), model(-x)]) + 1)
+    finally:
+        torch._dynamo.reset()
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

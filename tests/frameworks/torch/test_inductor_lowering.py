@@ -154,6 +154,20 @@ def test_a_convolution_and_its_sums_in_memory_of_inductors(direction: str, by_im
     assert f"empty_strided_cpu({tuple(y.shape)}, " in code
 
 
+@pytest.mark.parametrize("read", [0, 1])
+@pytest.mark.parametrize("direction", ["forward", "data"])
+def test_one_of_both_results_is_read_alone(direction: str, read: int) -> None:
+    """Of a layer whose bias alone is trained, the gradient of the next one's data is read for its sums only."""
+    what, given, *wanted = summed(direction, False)
+
+    def function(a: Any, w: Any, *others: Any) -> Any:
+        return (torch.ops.jitdnn.convolution_sums(a, w, others, what)[read] + 1,)
+
+    found, code = compiled(function, *given)
+    torch.testing.assert_close(found.double(), wanted[read] + 1, rtol=1e-4, atol=1e-4)
+    assert code.count("extern_kernels.jitdnn_convolution_sums(") == 1
+
+
 def test_sums_that_nobody_reads_any_more_are_written_over() -> None:
     """Of three in a row, each reads the first sums of the one before: the third has the memory of the first."""
     x, w = random(2, 4, 5, 5), random(4, 4, 1, 1)

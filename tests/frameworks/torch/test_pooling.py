@@ -94,6 +94,16 @@ def test_nan_and_infinity() -> None:
 
 
 @pytest.mark.parametrize("kind", ["max", "avg"])
+def test_second_derivatives_of_an_empty_batch(kind: str) -> None:
+    x = torch.randn(0, 3, 6, 6, requires_grad=True)
+    y = ours(kind, x, {"kernel_size": 2})
+    dy = torch.ones_like(y, requires_grad=True)
+    (slope,) = torch.autograd.grad(y, x, dy, create_graph=True)
+    (found,) = torch.autograd.grad(slope, dy, torch.ones_like(slope))
+    assert found.shape == y.shape
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
 @pytest.mark.parametrize("space", [1, 2])
 def test_first_and_second_derivatives(kind: str, space: int) -> None:
     x = torch.randperm(2 * 5**space).double().view(1, 2, *[5] * space).requires_grad_()  # no ties

@@ -57,6 +57,45 @@ def step(model: Any, optimizer: Any) -> Any:
     return y.detach()
 
 
+class Recording(nn.Module):
+    """Records gradients whoever calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Any) -> Any:
+        with torch.enable_grad():
+            return self.inner(x)
+
+
+@pytest.mark.parametrize("case", ["other processes", "hooks", "recording inside"])
+def test_weights_that_are_not_cast_together_have_their_gradients(
+    case: str, calls: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that somebody waits for, and where gradients are recorded in a part of the model alone."""
+    own = Recording() if case == "recording inside" else network()
+    stock, seen = copy.deepcopy(own), list[Any]()
+    if case == "other processes":
+        monkeypatch.setattr(together, "_is_distributed", lambda: True)
+    model = jt.convert(own, measure="never")
+    if case == "hooks":
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(seen.append)
+    for _ in range(4):
+        for one in (model, stock):
+            one.zero_grad()
+            with torch.set_grad_enabled(case != "recording inside"), torch.autocast("cpu", torch.bfloat16):
+                y = one(X)
+            y.float().square().mean().backward()
+        for one, other in zip(model.parameters(), stock.parameters(), strict=True):
+            assert one.grad is not None
+            torch.testing.assert_close(one.grad, other.grad, rtol=2e-2, atol=1e-3)
+    assert len(seen) == (4 * len(list(model.parameters())) if case == "hooks" else 0)
+    if case != "recording inside":
+        assert calls["_foreach_copy_"] == []  # nothing is cast that nobody takes
+
+
 def test_steps_are_those_of_each_by_itself(calls: dict[str, list[int]]) -> None:
     stock = network()
     model = jt.convert(copy.deepcopy(stock), measure="never")

@@ -41,7 +41,7 @@ from jitdnn.locks import lock
 from jitdnn.ops.kept_filter import KeptFilter
 from jitdnn.retention import Recent
 
-_transform = torch._C._functorch.peek_interpreter_stack
+_are_transforms_active = torch._C._are_functorch_transforms_active  # which Dynamo can ask, too
 MOST_PROGRAMS = 16
 """Kinds of inputs for which one function keeps a program; what was not used for longest is prepared again."""
 
@@ -442,7 +442,7 @@ def _reason(inputs: Sequence[Tensor]) -> str | None:
     """Why a call cannot be fused, in words; None if it can."""
     if is_disabled():
         return "JITDNN_DISABLE is set"
-    if _transform() is not None or forward_ad._current_level >= 0:
+    if _are_transforms_active() or forward_ad._current_level >= 0:
         return "a transform of torch.func, or a derivative that is taken forward, goes through the call"
     for x in inputs:
         if x.requires_grad and torch.is_grad_enabled():

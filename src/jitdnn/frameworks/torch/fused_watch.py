@@ -40,12 +40,28 @@ class _Places:
         self._held = [held for held, _ in places]
         self._names = [name for _, name in places]
 
+    def held(self) -> list[dict[str, Any]]:
+        """The dictionaries."""
+        return self._held
+
     def entries(self) -> list[Any] | None:
         """What is there; None where an entry is gone."""
         try:
             return list(map(getitem, self._held, self._names))
         except KeyError:
             return None
+
+
+class _Swaps:
+    """Captures of all models, one at a time: two of the same modules would leave the one's tensors there for ever."""
+
+    def __init__(self) -> None:
+        self.lock = lock()
+        self.count = 0  # odd while others are in the places of parameters and buffers
+        self.held: set[int] = set()  # ids of the dictionaries that have these places
+
+
+_swaps = _Swaps()
 
 
 class Watched:
@@ -69,18 +85,21 @@ class Watched:
         # where a class keeps the mode elsewhere its attribute is asked
         self._modes = [vars(module) for _, module in self._modules if "training" in vars(module)]
         self._others = [module for _, module in self._modules if "training" not in vars(module)]
-        self._swaps = 0  # odd while others are in the places of parameters and buffers
-        self._lock = lock()
+        self._held = {id(held) for held in self._present.held()}
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """While the thread puts others in the places of parameters and buffers, as captures do; others wait for it."""
-        with self._lock:
-            self._swaps += 1
+        """While the thread puts others in the places of parameters and buffers, as captures do; others wait for it,
+        also those of other functions of the same modules."""
+        with _swaps.lock:
+            before = _swaps.held
+            _swaps.held = before | self._held
+            _swaps.count += not before
             try:
                 yield
             finally:
-                self._swaps += 1
+                _swaps.count += not before
+                _swaps.held = before
 
     def training(self) -> tuple[str, nn.Module] | None:
         """The first module in training mode with its name, None where none is."""
@@ -91,10 +110,11 @@ class Watched:
     def tensors(self) -> list[Tensor] | None:
         """The parameters and buffers; None where modules are others, or places are filled that were empty, or emptied:
         then a model is watched anew."""
-        before = self._swaps
+        before, held = _swaps.count, _swaps.held
         found = self._found()
-        if before % 2 or self._swaps != before:
-            with self._lock:  # those of another thread's capture may be among them
+        is_quiet = before % 2 == 0 or self._held.isdisjoint(held)
+        if not is_quiet or _swaps.count != before:
+            with _swaps.lock:  # those of another thread's capture may be among them
                 found = self._found()
         return found
 

@@ -21,8 +21,11 @@ from torch.overrides import TorchFunctionMode
 from jitdnn.errors import JitdnnError, NotSupported
 from jitdnn.frameworks.torch.pointwise import POINTWISE, VIEWS
 from jitdnn.frameworks.torch.recurrent import AsNodes
+from jitdnn.locks import lock
 
 aten = torch.ops.aten
+#: PyTorch's tracer serves one thread: two at once end both, and leave what it changed of torch.nn for ever
+_tracer = lock()
 #: operators that only check, or whose result is never used for anything but its memory
 _IDLE = ("aten::_assert_async", "aten::_assert_tensor_metadata", "aten::sym_constrain_range")
 
@@ -36,7 +39,7 @@ def capture(
     values of tensors decide what is computed, and where a tensor that is given is written to.
     """
     try:
-        with torch.no_grad():
+        with _tracer, torch.no_grad():
             made = partial(make_fx, tracing_mode="fake", _allow_non_fake_inputs=True)
             with _FlatProducts(), AsNodes(options):
                 traced: GraphModule = made(functionalize(function))(*tensors)

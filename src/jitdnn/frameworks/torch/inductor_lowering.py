@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -342,7 +342,25 @@ def _called(
     layout = ir.FixedLayout(device, dtype, list(shape), list(strides))
     beside = [empty_strided(list(own), list(steps), dtype=of, device=device) for own, steps, of in others]
     real = [ir.ExternKernel.realize_input(one) for one in (*operands, *beside)]
-    node = ir.ExternKernelOut(layout, real, (text, _NAMES), python_kernel_name=f"extern_kernels.{name}")
+    made = _with_others() if beside else ir.ExternKernelOut
+    node = made(layout, real, (text, _NAMES), python_kernel_name=f"extern_kernels.{name}")
     node.mutation_outputs = [ir.MutationOutput(ir.NoneLayout(device=device), one, node) for one in beside]
     box = ir.TensorBox.create(node)
     return (box, *beside) if beside else box
+
+
+@cache
+def _with_others() -> Any:
+    from torch._inductor import ir
+
+    class WithOthers(ir.ExternKernelOut):
+        """A call that writes more than its result, which may be all that is read: Inductor allocates no result then."""
+
+        def codegen(self, wrapper: Any) -> None:
+            removed = _graph().removed_buffers
+            if self.get_name() in removed:
+                removed.discard(self.get_name())
+                wrapper.codegen_allocation(self)
+            super().codegen(wrapper)
+
+    return WithOthers

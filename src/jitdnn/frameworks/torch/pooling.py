@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -316,7 +317,7 @@ def _max_double_gradients(ctx: Any, ddx: Tensor) -> tuple[Any, ...]:
     space, (window, stride, padding, dilation, is_ceil, _) = x.dim() - 2, ctx.rest
     arguments = (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), _wide(dilation, 1), is_ceil)
     indices = _as_given(_MAX[space].default(_as_image(x, space), *arguments)[1], space)
-    ddy = ddx.reshape(*ddx.shape[:2], -1).gather(2, indices.flatten(2)).view(indices.shape)
+    ddy = ddx.reshape(*ddx.shape[:2], prod(ddx.shape[2:])).gather(2, indices.flatten(2)).view(indices.shape)
     return (ddy, *[None] * 8)
 
 

@@ -50,9 +50,9 @@ def _is_distributed() -> bool:
     return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
-def _has_gradient(weight: Tensor) -> bool:
-    """Whether a weight wants a gradient, at whatever time of the backward pass it comes."""
-    return bool(weight.requires_grad and not getattr(weight, "_post_accumulate_grad_hooks", None))
+def _is_awaited(weight: Tensor) -> bool:
+    """Whether somebody waits for the gradient of this weight alone."""
+    return bool(_is_distributed() or getattr(weight, "_post_accumulate_grad_hooks", None))
 
 
 def _copied(makers: list[Callable[[], Tensor]], originals: list[Tensor]) -> list[Tensor]:
@@ -127,9 +127,11 @@ class Together:
             cast.is_used = False
         if not casts:
             return
-        has_node = torch.is_grad_enabled() and not _is_distributed()
+        is_recording = torch.is_grad_enabled()
         for wanted in (False, True):
-            chosen = [n for n, one in enumerate(weights) if (has_node and _has_gradient(one)) is wanted]
+            chosen = [n for n, one in enumerate(weights) if (is_recording and one.requires_grad) is wanted]
+            if wanted:  # one node has all gradients together, which is late for some
+                chosen = [n for n in chosen if not _is_awaited(weights[n])]
             if chosen:
                 own = [weights[n] for n in chosen]
                 makers = [casts[n].made for n in chosen]
@@ -166,6 +168,7 @@ class Together:
                 copy is not None
                 and found.version == weight._version
                 and self._thread == threading.get_ident()
+                and (copy.requires_grad or not (weight.requires_grad and torch.is_grad_enabled()))
             ):
                 return copy
         elif (
