@@ -108,6 +108,11 @@ KERNELS = {
         "cp_async4(words + t, x + 4 * t); cp_async_commit(); cp_async_wait<0>();",
         (RACE, "thread 33 reads (body:4)", "thread 32 writes (line 5)"),
     ),
+    "a copy over one that has not arrived": (
+        f"{WORDS}cp_async4(words + t, x + 4 * t); cp_async_commit(); [[cp_async_wait<0>();]]\n"
+        "cp_async4(words + t, x); cp_async_commit(); cp_async_wait<0>();",
+        (RACE, "cp_async of thread 0 writes (line 3)", "cp_async of thread 0 writes (line 2)"),
+    ),
     "an atomic operation": (
         f"{WORDS}words[t] = 0;\n__syncthreads(); atomicAdd(&words[t / 32], t);\n[[__syncthreads();]]\n"
         "out[t] = words[0];",

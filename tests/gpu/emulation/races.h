@@ -273,9 +273,11 @@ void note_access(Cell &cell, const Record &now, const View &view) {
         const Record record = cell.records[n];
         const Word both = record.bytes & now.bytes;
         if (both) {
-            // the same once more: whoever came between has been compared with it
+            // the same once more: whoever came between has been compared with it. Not so of copies by cp_async, which have
+            // no time before they are waited for
             if (record.run == run && record.agent == now.agent && record.time == now.time && both == now.bytes &&
-                !(now.access & ~record.access) && !((record.access ^ now.access) & (ASYNC | ATOMIC)) && kept == n)
+                !(now.access & ~record.access) && !((record.access ^ now.access) & (ASYNC | ATOMIC)) && kept == n &&
+                !(now.access & PENDING))
                 return;
             const bool is_known = record.run != run ? is_signalled(record, view) : view.has(record);
             if ((record.access | now.access) & WRITES && !(record.access & now.access & ATOMIC)) {
