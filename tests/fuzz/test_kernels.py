@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fuzz.draw import Draw
-from fuzz.kernels.products import FUSED, KINDS, Family
+from fuzz.kernels.products import FUSED, KINDS, Family, Kind
 from fuzz.operations import OPERATIONS
 from fuzz.problem import Fault
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import edges, paired
@@ -39,6 +39,20 @@ def test_some_problems(name: str, emulated: Any) -> None:
 def test_every_kernel_is_there_for_some_direction() -> None:
     for kind in (*KINDS, *FUSED):
         assert any(kind.make(direction) is not None for direction in kind.wish.directions), kind.name
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *FUSED], ids=lambda kind: kind.name)
+def test_every_kernel_takes_some_problems(kind: Kind, emulated: Any) -> None:
+    for number in range(60):
+        draw = Draw(f"{kind.name}/{number}")
+        wish = kind.wanted.narrowed(draw)
+        if kind.make(wish.directions[0]) is None:
+            continue
+        fusion = None if kind in KINDS else "prologue" if wish.directions == ("bwd_filter",) else "sums"
+        one = Family(kind, wish, 3, fusion).one(draw)
+        if one.algorithm.refuse(one.problem, emulated.gpu, one.epilogue) is None:
+            return
+    pytest.fail("all are refused")
 
 
 def first_fault(name: str, target: Any, **wish: Any) -> Fault | None:

@@ -103,6 +103,7 @@ def _of(**how: Any) -> Callable[[str], Any]:
 
 
 _HALF = ("bf16", "f16")
+_FIRST = ("nchw",)
 _WIDE = (64, 72, 40, 128, 96, 136, 8, 16, 24, 32, 256)
 _ALL = ("bf16", "f16", "f32", "i8", "f8e4m3")
 _CLOSE = ((3, 2, 5, 4, 7), (1,), (1,))
@@ -111,7 +112,11 @@ _W_F32 = Wish(_W, ("f32",))
 _FEW_OPERATIONS = 1_000_000
 _EACH = ("fwd", "bwd_data", "bwd_filter")
 _GROUPED = Wish(
-    _EACH, channels=(16, 32, 64, 48, 8, 96), outputs=(16, 32, 64, 48, 96), groups=(2, 4, 8, 16, 3, 1)
+    _EACH,
+    channels=(16, 32, 64, 48, 8, 96),
+    outputs=(16, 32, 64, 48, 96),
+    groups=(2, 4, 8, 16, 3, 1),
+    ranks=(2, 1, 2, 2, 3),
 )
 _DEPTHWISE = Wish(
     _EACH,
@@ -188,17 +193,19 @@ KINDS = (
     Kind("few channels 3xtf32", 2, _named("stem_3xtf32"), Wish(_EACH, ("f32",), channels=FEW, groups=(1,)), True),
     Kind("few channels tf32", 2, _named("stem_tf32"), Wish(_EACH, ("f32",), channels=FEW, groups=(1,)), True),
     Kind("few channels 3xf16", 2, _named("stem_3xf16"), Wish(_EACH, ("f32",), channels=FEW, groups=(1,)), True),
-    Kind("few channels copied", 1, _named("stem_copied"), Wish(channels=FEW, groups=(1,)), True),
+    Kind("few channels copied", 1, _named("stem_copied"), Wish(("bwd_data",), channels=FEW, groups=(1,),
+        layouts=_FIRST), True),
     Kind("grouped", 4, _named("grouped"), _GROUPED, True),
     Kind("grouped 3xtf32", 1, _named("grouped_3xtf32"), replace(_GROUPED, dtypes=("f32",)), True),
     Kind("grouped tf32", 1, _named("grouped_tf32"), replace(_GROUPED, dtypes=("f32",)), True),
-    Kind("grouped copied", 1, _named("grouped_copied"), _GROUPED, True),
-    Kind("groups merged", 1, _named("groups_merged"), replace(_GROUPED, directions=_W)),
+    Kind("grouped copied", 1, _named("grouped_copied"), replace(_GROUPED, directions=("fwd", "bwd_data"),
+        layouts=_FIRST), True),
+    Kind("groups merged", 1, _named("groups_merged"), replace(_GROUPED, directions=_W, dtypes=("f32",))),
     Kind("depthwise sliding", 3, _named("depthwise_sliding"), _DEPTHWISE, True),
-    Kind("depthwise banded", 3, _named("depthwise_banded"), _DEPTHWISE, True),
+    Kind("depthwise banded", 3, _named("depthwise_banded"), replace(_DEPTHWISE, dtypes=_HALF), True),
     Kind("few pixels", 2, _named("few_pixels_3xf16"), Wish(dtypes=("f32",), extents=(1, 2, 3, 4)), True),
     Kind("planar", 2, _named("planar"), Wish(dtypes=("f32", "bf16"), channels=FEW, outputs=FEW,
-        operations=_FEW_OPERATIONS), True),
+        ranks=(2, 1, 2), operations=_FEW_OPERATIONS, layouts=_FIRST), True),
     Kind("patch", 1, _named("patch"), Wish(_EACH, has_patches=True), True),
     Kind("patch f32", 1, _named("patch_f32"), Wish(_EACH, ("f32",), has_patches=True), True),
     Kind("patch copied", 1, _named("patch_copied"), Wish(_EACH, has_patches=True)),
