@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from fuzz.draw import Draw
+from fuzz.kernels.check import _met
+from fuzz.kernels.plans import any_plan
 from fuzz.kernels.products import FUSED, KINDS, Family, Kind
 from fuzz.operations import OPERATIONS
 from fuzz.problem import Fault
@@ -53,6 +55,34 @@ def test_every_kernel_takes_some_problems(kind: Kind, emulated: Any) -> None:
         if one.algorithm.refuse(one.problem, emulated.gpu, one.epilogue) is None:
             return
     pytest.fail("all are refused")
+
+
+#: what few plans have, by the kernels that are there for it
+SELDOM = {
+    "wgmma shared evenly": "data: parts of equal length",
+    "wgmma kept across": "data: B kept of several tiles across",
+    "wgmma filter shared evenly": "filter: parts of equal length",
+    "wgmma pairs": "data: pairs of phases",
+    "wgmma plain": "data: clusters",
+    "wgmma filter": "filter: split",
+}
+
+
+@pytest.mark.parametrize("name", SELDOM)
+def test_plans_that_few_problems_have_are_met(name: str, emulated: Any) -> None:
+    kind = next(one for one in KINDS if one.name == name)
+    met: set[str] = set()
+    for number in range(150):
+        draw = Draw(f"{name}/{number}")
+        one = Family(kind, kind.wanted.narrowed(draw), number, None).one(draw)
+        facts = replace(emulated.gpu.facts, multiprocessors=one.multiprocessors)
+        device = replace(emulated.gpu, name=f"{name} {number}", facts=facts)
+        with any_plan(one.plan):
+            if one.algorithm.refuse(one.problem, device, one.epilogue) is None:
+                met.update(_met(name, one.algorithm, one.problem, device, one.epilogue))
+        if SELDOM[name] in met:
+            return
+    pytest.fail(f"not met: {sorted(met)}")
 
 
 def first_fault(name: str, target: Any, **wish: Any) -> Fault | None:

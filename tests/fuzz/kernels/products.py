@@ -25,6 +25,7 @@ from jitdnn.problems import Convolution, FusedConvolution
 _W = ("bwd_filter",)
 _WARPGROUP_OPERATIONS, _FILTER_OPERATIONS = 20_000_000, 40_000_000
 _MULTIPROCESSORS = (4, 132, 2, 16, 3, 1, 8)
+_SHARERS = (2, 3, 4, 5)
 
 
 class _As(by_warpgroups.WarpgroupGemm):
@@ -69,7 +70,7 @@ class _Plain(by_warpgroups.WarpgroupWgrad):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kernel by its name, how often it is drawn, and what problems it is made for."""
+    """A kernel by its name, how often it is drawn, and what problems and devices it is made for."""
 
     name: str
     weight: int
@@ -77,6 +78,7 @@ class Kind:
     wish: Wish
     has_epilogue: bool = False
     is_exact: bool = True
+    multiprocessors: tuple[int, ...] = _MULTIPROCESSORS
 
     @property
     def wanted(self) -> Wish:
@@ -103,7 +105,7 @@ def _of(**how: Any) -> Callable[[str], Any]:
 
 
 _HALF = ("bf16", "f16")
-_FIRST = ("nchw",)
+_FIRST, _LAST = ("nchw",), ("nhwc",)
 _WIDE = (64, 72, 40, 128, 96, 136, 8, 16, 24, 32, 256)
 _ALL = ("bf16", "f16", "f32", "i8", "f8e4m3")
 _CLOSE = ((3, 2, 5, 4, 7), (1,), (1,))
@@ -139,6 +141,12 @@ _BOXES = Wish(
 KINDS = (
     # what changed most of late has the most turns
     Kind("wgmma plain", 6, _of(), Wish(dtypes=("bf16", "f16", "bf16", "f32", "i8", "f8e4m3", "f8e5m2")), True),
+    # long sums of few tiles, which thread blocks share evenly, and few columns of tiles with many rows
+    Kind("wgmma shared evenly", 4, _of(), Wish(channels=(256, 192, 320), outputs=(128, 136, 72, 192), groups=(1,),
+        ranks=(2,), taps=(3, 5, 4), stride=(1,), extents=(4, 5, 7, 3, 9), layouts=_LAST),
+        multiprocessors=_SHARERS),
+    Kind("wgmma kept across", 4, _of(), Wish(channels=(64, 128, 72), outputs=(256, 192, 136, 128), groups=(1,),
+        ranks=(2,), taps=(1,), stride=(1,), extents=(33, 20, 17, 40, 28), layouts=_LAST), multiprocessors=(2, 3, 4)),
     Kind("wgmma inside", 10, _of(skips_padding=1), Wish(
         dtypes=("bf16", "f16", "bf16", "f32", "i8", "f8e4m3"), channels=_WIDE, taps=(3, 5, 2, 4, 7), stride=(1, 1, 1,
         2), extents=(4, 3, 5, 7, 2, 1, 9, 12, 6),
@@ -180,6 +188,8 @@ KINDS = (
     Kind("wgmma scaled divided in lines", 1, _named("implicit_gemm_scaled_f16_divided_in_lines"), Wish(_W, ("f32",),
         last=_CLOSE)),
     Kind("wgmma filter", 10, lambda _: _Plain(), Wish(_W, dtypes=("bf16", "f16", "bf16", "f8e4m3"))),
+    Kind("wgmma filter shared evenly", 4, lambda _: _Plain(), Wish(_W, channels=(64, 72, 40), outputs=(64, 128, 40),
+        groups=(1,), ranks=(2,), taps=(1, 3, 2), stride=(1,), layouts=_LAST), multiprocessors=_SHARERS),
     Kind("wgmma filter exchanged", 3, lambda _: _Exchanged(), Wish(_W, channels=(64, 40, 128, 72), outputs=(32, 16, 8,
         24), groups=(1,), stride=(1,))),
     Kind("wgmma filter in lines", 5, _named("implicit_gemm_wgmma_in_lines"), Wish(_W, last=_CLOSE)),
@@ -251,7 +261,7 @@ class Family:
         elif self.fusion:
             epilogue = fused(own, self.fusion)
         return KernelProblem(
-            self.kind.name, algorithm, problem, epilogue, draw.pick(_MULTIPROCESSORS), self.plan,
+            self.kind.name, algorithm, problem, epilogue, draw.pick(self.kind.multiprocessors), self.plan,
             draw.pick((1.0, 0.5, -0.7, 1.7)), draw.pick((0.0, 1.0, 0.3, -2.0)), draw.below(1 << 20), is_exact,
             not draw.chance(0.03), l2_bytes=4096 if draw.chance(0.5) else None,
         )  # fmt: skip
