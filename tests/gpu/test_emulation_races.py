@@ -357,3 +357,14 @@ def test_shared_memory_of_other_thread_blocks(name: str) -> None:
     one_hopper_kernel.run(DEVICE, right(text), y, y, y, maps, threads=64, blocks=2, cluster=2)
     with pytest.raises(DeviceError, match=re.escape(message)):
         one_hopper_kernel.run(DEVICE, wrong(text), y, y, y, maps, threads=64, blocks=2, cluster=2)
+
+
+def test_more_barriers_of_a_cluster_than_are_emulated() -> None:
+    text = (
+        "for (int n = 0; n < 4; ++n) { cluster_arrive(); cluster_wait(); }\n"
+        "cluster_arrive(); shared_store4(shared + 16 * threadIdx.x, 0); cluster_wait();"
+    )
+    y = np.zeros((1, 64, 64), np.float16)
+    maps = (one_hopper_kernel.row_major(0, y, (64, 64, 1)),)
+    with pytest.raises(DeviceError, match="more than 4 barriers of a cluster are not emulated"):
+        one_hopper_kernel.run(DEVICE, text, y, y, y, maps, threads=64, blocks=2, cluster=2)

@@ -324,7 +324,8 @@ void note_bytes(const void *pointer, long bytes, Record now, const View &view) {
             }
     }
     if (!cell) return;
-    if (index >= 0 && cluster > 1 && now.access & WRITES) note_in_cluster(at - emulation_dynamic_shared, bytes, now.place);
+    if (start == emulation_dynamic_shared && cluster > 1 && now.access & WRITES)
+        note_in_cluster(at - emulation_dynamic_shared, bytes, now.place);
     for (long begin = (at - start) % 4, left = bytes; left > 0; begin = 0, ++cell) {
         const long end = begin + left < 4 ? begin + left : 4;
         now.bytes = static_cast<unsigned char>((1 << end) - (1 << begin));
