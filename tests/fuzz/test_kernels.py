@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from fuzz.draw import Draw
-from fuzz.kernels.products import FUSED, KINDS, Family
+from fuzz.kernels.check import _met
+from fuzz.kernels.plans import any_plan
+from fuzz.kernels.products import FUSED, KINDS, Family, Kind
 from fuzz.operations import OPERATIONS
 from fuzz.problem import Fault
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import edges, paired
@@ -39,6 +41,48 @@ def test_some_problems(name: str, emulated: Any) -> None:
 def test_every_kernel_is_there_for_some_direction() -> None:
     for kind in (*KINDS, *FUSED):
         assert any(kind.make(direction) is not None for direction in kind.wish.directions), kind.name
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *FUSED], ids=lambda kind: kind.name)
+def test_every_kernel_takes_some_problems(kind: Kind, emulated: Any) -> None:
+    for number in range(60):
+        draw = Draw(f"{kind.name}/{number}")
+        wish = kind.wanted.narrowed(draw)
+        if kind.make(wish.directions[0]) is None:
+            continue
+        fusion = None if kind in KINDS else "prologue" if wish.directions == ("bwd_filter",) else "sums"
+        one = Family(kind, wish, 3, fusion).one(draw)
+        if one.algorithm.refuse(one.problem, emulated.gpu, one.epilogue) is None:
+            return
+    pytest.fail("all are refused")
+
+
+#: what few plans have, by the kernels that are there for it
+SELDOM = {
+    "wgmma shared evenly": "data: parts of equal length",
+    "wgmma kept across": "data: B kept of several tiles across",
+    "wgmma filter shared evenly": "filter: parts of equal length",
+    "wgmma pairs": "data: pairs of phases",
+    "wgmma plain": "data: clusters",
+    "wgmma filter": "filter: split",
+}
+
+
+@pytest.mark.parametrize("name", SELDOM)
+def test_plans_that_few_problems_have_are_met(name: str, emulated: Any) -> None:
+    kind = next(one for one in KINDS if one.name == name)
+    met: set[str] = set()
+    for number in range(150):
+        draw = Draw(f"{name}/{number}")
+        one = Family(kind, kind.wanted.narrowed(draw), number, None).one(draw)
+        facts = replace(emulated.gpu.facts, multiprocessors=one.multiprocessors)
+        device = replace(emulated.gpu, name=f"{name} {number}", facts=facts)
+        with any_plan(one.plan):
+            if one.algorithm.refuse(one.problem, device, one.epilogue) is None:
+                met.update(_met(name, one.algorithm, one.problem, device, one.epilogue))
+        if SELDOM[name] in met:
+            return
+    pytest.fail(f"not met: {sorted(met)}")
 
 
 def first_fault(name: str, target: Any, **wish: Any) -> Fault | None:

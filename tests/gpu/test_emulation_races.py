@@ -108,6 +108,11 @@ KERNELS = {
         "cp_async4(words + t, x + 4 * t); cp_async_commit(); cp_async_wait<0>();",
         (RACE, "thread 33 reads (body:4)", "thread 32 writes (line 5)"),
     ),
+    "a copy over one that has not arrived": (
+        f"{WORDS}cp_async4(words + t, x + 4 * t); cp_async_commit(); [[cp_async_wait<0>();]]\n"
+        "cp_async4(words + t, x); cp_async_commit(); cp_async_wait<0>();",
+        (RACE, "cp_async of thread 0 writes (line 3)", "cp_async of thread 0 writes (line 2)"),
+    ),
     "an atomic operation": (
         f"{WORDS}words[t] = 0;\n__syncthreads(); atomicAdd(&words[t / 32], t);\n[[__syncthreads();]]\n"
         "out[t] = words[0];",
@@ -352,3 +357,14 @@ def test_shared_memory_of_other_thread_blocks(name: str) -> None:
     one_hopper_kernel.run(DEVICE, right(text), y, y, y, maps, threads=64, blocks=2, cluster=2)
     with pytest.raises(DeviceError, match=re.escape(message)):
         one_hopper_kernel.run(DEVICE, wrong(text), y, y, y, maps, threads=64, blocks=2, cluster=2)
+
+
+def test_more_barriers_of_a_cluster_than_are_emulated() -> None:
+    text = (
+        "for (int n = 0; n < 4; ++n) { cluster_arrive(); cluster_wait(); }\n"
+        "cluster_arrive(); shared_store4(shared + 16 * threadIdx.x, 0); cluster_wait();"
+    )
+    y = np.zeros((1, 64, 64), np.float16)
+    maps = (one_hopper_kernel.row_major(0, y, (64, 64, 1)),)
+    with pytest.raises(DeviceError, match="more than 4 barriers of a cluster are not emulated"):
+        one_hopper_kernel.run(DEVICE, text, y, y, y, maps, threads=64, blocks=2, cluster=2)

@@ -11,6 +11,7 @@ from jitdnn.tensor import TensorDescriptor
 
 # whole tiles and blocks of 64 channels, a few more and less, and multiples of 16 bytes
 _CHANNELS = (64, 8, 16, 32, 72, 40, 128, 24, 96, 136, 56, 65, 33, 3, 1, 5, 12, 4, 160, 192)
+_LAYOUTS = ("nhwc",) * 12 + ("nchw",) * 2 + (None,)
 FEW = (3, 1, 4, 8, 2, 5, 7, 6, 16, 12)
 
 
@@ -20,7 +21,7 @@ class Wish:
 
     `channels`, `outputs`: of x and of y, in all; `dtypes`: of x; `ranks`: numbers of axes of space. `stride`, `taps`
     and `dilation`: choices along each axis, `last` those along the last one: (taps, stride, dilation), each None for
-    the same as along others.
+    the same as along others. `layouts`: any, most of them channels last, if there are none.
     """
 
     directions: tuple[str, ...] = ("fwd", "bwd_data")
@@ -54,7 +55,7 @@ class Wish:
             ranks=(draw.pick(self.ranks),),
             groups=(draw.pick(self.groups),),
             results=(draw.pick(results),),
-            layouts=(draw.weighted((12, "nhwc"), (2, "nchw"), (1, None)),),
+            layouts=(draw.weighted(*((1, one) for one in self.layouts or _LAYOUTS)),),
         )
 
 

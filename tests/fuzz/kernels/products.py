@@ -25,6 +25,7 @@ from jitdnn.problems import Convolution, FusedConvolution
 _W = ("bwd_filter",)
 _WARPGROUP_OPERATIONS, _FILTER_OPERATIONS = 20_000_000, 40_000_000
 _MULTIPROCESSORS = (4, 132, 2, 16, 3, 1, 8)
+_SHARERS = (2, 3, 4, 5)
 
 
 class _As(by_warpgroups.WarpgroupGemm):
@@ -69,7 +70,7 @@ class _Plain(by_warpgroups.WarpgroupWgrad):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kernel by its name, how often it is drawn, and what problems it is made for."""
+    """A kernel by its name, how often it is drawn, and what problems and devices it is made for."""
 
     name: str
     weight: int
@@ -77,6 +78,7 @@ class Kind:
     wish: Wish
     has_epilogue: bool = False
     is_exact: bool = True
+    multiprocessors: tuple[int, ...] = _MULTIPROCESSORS
 
     @property
     def wanted(self) -> Wish:
@@ -103,6 +105,7 @@ def _of(**how: Any) -> Callable[[str], Any]:
 
 
 _HALF = ("bf16", "f16")
+_FIRST, _LAST = ("nchw",), ("nhwc",)
 _WIDE = (64, 72, 40, 128, 96, 136, 8, 16, 24, 32, 256)
 _ALL = ("bf16", "f16", "f32", "i8", "f8e4m3")
 _CLOSE = ((3, 2, 5, 4, 7), (1,), (1,))
@@ -111,7 +114,11 @@ _W_F32 = Wish(_W, ("f32",))
 _FEW_OPERATIONS = 1_000_000
 _EACH = ("fwd", "bwd_data", "bwd_filter")
 _GROUPED = Wish(
-    _EACH, channels=(16, 32, 64, 48, 8, 96), outputs=(16, 32, 64, 48, 96), groups=(2, 4, 8, 16, 3, 1)
+    _EACH,
+    channels=(16, 32, 64, 48, 8, 96),
+    outputs=(16, 32, 64, 48, 96),
+    groups=(2, 4, 8, 16, 3, 1),
+    ranks=(2, 1, 2, 2, 3),
 )
 _DEPTHWISE = Wish(
     _EACH,
@@ -134,6 +141,12 @@ _BOXES = Wish(
 KINDS = (
     # what changed most of late has the most turns
     Kind("wgmma plain", 6, _of(), Wish(dtypes=("bf16", "f16", "bf16", "f32", "i8", "f8e4m3", "f8e5m2")), True),
+    # long sums of few tiles, which thread blocks share evenly, and few columns of tiles with many rows
+    Kind("wgmma shared evenly", 4, _of(), Wish(channels=(256, 192, 320), outputs=(128, 136, 72, 192), groups=(1,),
+        ranks=(2,), taps=(3, 5, 4), stride=(1,), extents=(4, 5, 7, 3, 9), layouts=_LAST),
+        multiprocessors=_SHARERS),
+    Kind("wgmma kept across", 4, _of(), Wish(channels=(64, 128, 72), outputs=(256, 192, 136, 128), groups=(1,),
+        ranks=(2,), taps=(1,), stride=(1,), extents=(33, 20, 17, 40, 28), layouts=_LAST), multiprocessors=(2, 3, 4)),
     Kind("wgmma inside", 10, _of(skips_padding=1), Wish(
         dtypes=("bf16", "f16", "bf16", "f32", "i8", "f8e4m3"), channels=_WIDE, taps=(3, 5, 2, 4, 7), stride=(1, 1, 1,
         2), extents=(4, 3, 5, 7, 2, 1, 9, 12, 6),
@@ -175,6 +188,8 @@ KINDS = (
     Kind("wgmma scaled divided in lines", 1, _named("implicit_gemm_scaled_f16_divided_in_lines"), Wish(_W, ("f32",),
         last=_CLOSE)),
     Kind("wgmma filter", 10, lambda _: _Plain(), Wish(_W, dtypes=("bf16", "f16", "bf16", "f8e4m3"))),
+    Kind("wgmma filter shared evenly", 4, lambda _: _Plain(), Wish(_W, channels=(64, 72, 40), outputs=(64, 128, 40),
+        groups=(1,), ranks=(2,), taps=(1, 3, 2), stride=(1,), layouts=_LAST), multiprocessors=_SHARERS),
     Kind("wgmma filter exchanged", 3, lambda _: _Exchanged(), Wish(_W, channels=(64, 40, 128, 72), outputs=(32, 16, 8,
         24), groups=(1,), stride=(1,))),
     Kind("wgmma filter in lines", 5, _named("implicit_gemm_wgmma_in_lines"), Wish(_W, last=_CLOSE)),
@@ -188,17 +203,19 @@ KINDS = (
     Kind("few channels 3xtf32", 2, _named("stem_3xtf32"), Wish(_EACH, ("f32",), channels=FEW, groups=(1,)), True),
     Kind("few channels tf32", 2, _named("stem_tf32"), Wish(_EACH, ("f32",), channels=FEW, groups=(1,)), True),
     Kind("few channels 3xf16", 2, _named("stem_3xf16"), Wish(_EACH, ("f32",), channels=FEW, groups=(1,)), True),
-    Kind("few channels copied", 1, _named("stem_copied"), Wish(channels=FEW, groups=(1,)), True),
+    Kind("few channels copied", 1, _named("stem_copied"), Wish(("bwd_data",), channels=FEW, groups=(1,),
+        layouts=_FIRST), True),
     Kind("grouped", 4, _named("grouped"), _GROUPED, True),
     Kind("grouped 3xtf32", 1, _named("grouped_3xtf32"), replace(_GROUPED, dtypes=("f32",)), True),
     Kind("grouped tf32", 1, _named("grouped_tf32"), replace(_GROUPED, dtypes=("f32",)), True),
-    Kind("grouped copied", 1, _named("grouped_copied"), _GROUPED, True),
-    Kind("groups merged", 1, _named("groups_merged"), replace(_GROUPED, directions=_W)),
+    Kind("grouped copied", 1, _named("grouped_copied"), replace(_GROUPED, directions=("fwd", "bwd_data"),
+        layouts=_FIRST), True),
+    Kind("groups merged", 1, _named("groups_merged"), replace(_GROUPED, directions=_W, dtypes=("f32",))),
     Kind("depthwise sliding", 3, _named("depthwise_sliding"), _DEPTHWISE, True),
-    Kind("depthwise banded", 3, _named("depthwise_banded"), _DEPTHWISE, True),
+    Kind("depthwise banded", 3, _named("depthwise_banded"), replace(_DEPTHWISE, dtypes=_HALF), True),
     Kind("few pixels", 2, _named("few_pixels_3xf16"), Wish(dtypes=("f32",), extents=(1, 2, 3, 4)), True),
     Kind("planar", 2, _named("planar"), Wish(dtypes=("f32", "bf16"), channels=FEW, outputs=FEW,
-        operations=_FEW_OPERATIONS), True),
+        ranks=(2, 1, 2), operations=_FEW_OPERATIONS, layouts=_FIRST), True),
     Kind("patch", 1, _named("patch"), Wish(_EACH, has_patches=True), True),
     Kind("patch f32", 1, _named("patch_f32"), Wish(_EACH, ("f32",), has_patches=True), True),
     Kind("patch copied", 1, _named("patch_copied"), Wish(_EACH, has_patches=True)),
@@ -244,7 +261,7 @@ class Family:
         elif self.fusion:
             epilogue = fused(own, self.fusion)
         return KernelProblem(
-            self.kind.name, algorithm, problem, epilogue, draw.pick(_MULTIPROCESSORS), self.plan,
+            self.kind.name, algorithm, problem, epilogue, draw.pick(self.kind.multiprocessors), self.plan,
             draw.pick((1.0, 0.5, -0.7, 1.7)), draw.pick((0.0, 1.0, 0.3, -2.0)), draw.below(1 << 20), is_exact,
             not draw.chance(0.03), l2_bytes=4096 if draw.chance(0.5) else None,
         )  # fmt: skip

@@ -44,7 +44,7 @@ type *cleared(type *words) {
 // A thread writes: from its arrival at a barrier to its wait for the next, others may read what was there.
 void note_in_cluster(long address, long bytes, unsigned long long place) {
     const int from = cluster_waited[current], to = cluster_waits[current] ? cluster_waits[current] : from;
-    for (int phase = from; phase <= to; ++phase)
+    for (int phase = from; phase <= to && phase <= MOST_PHASES; ++phase)  // the last to arrive fails if there are more
         for (long word = address / 4; word < (address + bytes + 3) / 4 && address >= 0; ++word)
             members[rank].wrote[phase][word] = place;
 }

@@ -273,9 +273,11 @@ void note_access(Cell &cell, const Record &now, const View &view) {
         const Record record = cell.records[n];
         const Word both = record.bytes & now.bytes;
         if (both) {
-            // the same once more: whoever came between has been compared with it
+            // the same once more: whoever came between has been compared with it. Not so of copies by cp_async, which have
+            // no time before they are waited for
             if (record.run == run && record.agent == now.agent && record.time == now.time && both == now.bytes &&
-                !(now.access & ~record.access) && !((record.access ^ now.access) & (ASYNC | ATOMIC)) && kept == n)
+                !(now.access & ~record.access) && !((record.access ^ now.access) & (ASYNC | ATOMIC)) && kept == n &&
+                !(now.access & PENDING))
                 return;
             const bool is_known = record.run != run ? is_signalled(record, view) : view.has(record);
             if ((record.access | now.access) & WRITES && !(record.access & now.access & ATOMIC)) {
@@ -322,7 +324,8 @@ void note_bytes(const void *pointer, long bytes, Record now, const View &view) {
             }
     }
     if (!cell) return;
-    if (index >= 0 && cluster > 1 && now.access & WRITES) note_in_cluster(at - emulation_dynamic_shared, bytes, now.place);
+    if (start == emulation_dynamic_shared && cluster > 1 && now.access & WRITES)
+        note_in_cluster(at - emulation_dynamic_shared, bytes, now.place);
     for (long begin = (at - start) % 4, left = bytes; left > 0; begin = 0, ++cell) {
         const long end = begin + left < 4 ? begin + left : 4;
         now.bytes = static_cast<unsigned char>((1 << end) - (1 << begin));
