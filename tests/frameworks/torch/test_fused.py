@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -245,91 +244,6 @@ def test_nan_goes_where_it_goes_in_torch() -> None:
     fused = ours(model)
     fused(torch.randn(1, 1, 10, 10))
     assert torch.equal(fused(x).isnan(), model(x).isnan())
-
-
-def test_threads_that_call_at_once() -> None:
-    model = settled(SMALL["mobilenet_v2"]())
-    fused = ours(model)
-    inputs = [torch.randn(1, 3, 32, 32) for _ in range(4)]
-    wanted = [model(x) for x in inputs]
-    fused(inputs[0])
-    got: list[Any] = [None] * 4
-
-    def work(number: int) -> None:
-        torch.set_num_threads(1)
-        for _ in range(5):
-            got[number] = fused(inputs[number])
-
-    threads = [Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for one, other in zip(got, wanted, strict=True):
-        agrees(one, other)
-
-
-def test_a_call_while_another_thread_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A capture has others in the places of the model's weights, which calls of prepared kinds must not read."""
-    model = nn.Linear(4, 3).eval()
-    fused, x = ours(model), torch.randn(2, 4)
-    wanted = fused(x).clone()
-    swapped, has_read, got = Event(), Event(), list[Any]()
-    real = nn.Linear.forward
-
-    def forward(self: Any, input: Any) -> Any:
-        if len(input) == 5:
-            swapped.set()
-            has_read.wait(0.2)  # the other thread waits for the end of this
-        return real(self, input)
-
-    def work() -> None:
-        swapped.wait()
-        with torch.no_grad():
-            got.append(fused(x).clone())
-        has_read.set()
-
-    monkeypatch.setattr(nn.Linear, "forward", forward)
-    thread = Thread(target=work)
-    thread.start()
-    y = torch.randn(5, 4)
-    agrees(fused(y), model(y))
-    thread.join()
-    assert torch.equal(got[0], wanted)
-
-
-@pytest.mark.parametrize("is_known", [False, True])
-def test_a_call_of_another_function_of_a_model_while_a_thread_captures(
-    is_known: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What reads the weights waits, and so does a capture, which else put those of the other one there for ever."""
-    model = nn.Sequential(nn.Linear(4, 3)).eval().requires_grad_(False)
-    fused, other, x, y = ours(model), ours(model[0]), torch.randn(2, 4), torch.randn(5, 4)
-    weight, wanted = model[0].weight, [model(x), model(y)]
-    if is_known:
-        other(x)
-    swapped, has_read, got = Event(), Event(), list[Any]()
-    real = nn.Linear.forward
-
-    def forward(self: Any, input: Any) -> Any:
-        if len(input) == 5:
-            swapped.set()
-            has_read.wait(0.2)  # the other thread waits for the end of this
-        return real(self, input)
-
-    def work() -> None:
-        swapped.wait()
-        with torch.no_grad():
-            got.append(other(x).clone())
-        has_read.set()
-
-    monkeypatch.setattr(nn.Linear, "forward", forward)
-    thread = Thread(target=work)
-    thread.start()
-    agrees(fused(y), wanted[1])
-    thread.join()
-    agrees(got[0], wanted[0])
-    assert model[0].weight is weight
 
 
 def test_an_input_that_requires_its_gradient_runs_the_model() -> None:
