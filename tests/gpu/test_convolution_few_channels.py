@@ -92,6 +92,14 @@ def test_directions(words: str, direction: str, alignment: str, cuda_device: Any
     run_algorithm(FewChannels(), make_case(problem, None, 0, None), cuda_device)
 
 
+@pytest.mark.parametrize("direction", ["fwd", "bwd_filter"])
+@pytest.mark.parametrize("strides", ["144,0,16,1", "0,0,0,1", "160,1,16,1", "176,-1,16,1"])
+def test_channels_that_overlap(strides: str, direction: str, alignment: str, cuda_device: Any) -> None:
+    """Channels that are views of one, or of columns beside it: neither planes nor interleaved."""
+    problem = convolution(f"n2 c3 h9 w16 k16 r3 s3 stride1 pad1 bf16 nchw x=s{strides}", direction)
+    run_algorithm(FewChannels(), make_case(problem), cuda_device)
+
+
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
 @pytest.mark.parametrize("words", [*PROBLEMS, "n32 c3 h224 w224 k64 r7 s7 stride2 pad3 bf16 nhwc"])
 def test_nothing_faster_is_left_out(words: str, direction: str, cuda_device: Any) -> None:

@@ -89,7 +89,7 @@ class Rows:
         width = self.shape.spatial[2]
         if self.is_dense:
             return max(size, size * power_of_two((n, d, h, width * self.channels), self.piece))
-        if size == 2 and self.channels > 1 and w == 1 and power_of_two((n, c, d, h, width), 8) == 8:
+        if size == 2 and self.is_planar and w == 1 and power_of_two((n, c, d, h, width), 8) == 8:
             return 16
         return size
 
