@@ -378,7 +378,7 @@ def _transpose(draw: Draw) -> Problem:
     x, w = operand(draw, "x", c.seen(c.y_shape), dtype), operand(draw, "w", c.seen(c.w_shape), dtype)
     return Problem(
         "conv_transpose", [x, w], c.kwargs | {"output_padding": extra}, [Result("y", c.seen(c.x_shape), dtype)],
-        _gradient(c, "x", "w", "x", dtype), flavours=_FLAVOURS, settings=_limits(draw),
+        _gradient(c, "x", "w", "x", dtype), flavours=_FLAVOURS, settings=_limits(draw, dtype),
     )  # fmt: skip
 
 
