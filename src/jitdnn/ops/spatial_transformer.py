@@ -6,9 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitdnn.arguments import Argument, as_key, check_choice, extents, settled_before, word, yes
-from jitdnn.errors import InvalidShape
+from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.handle import Handle
-from jitdnn.ops.call import Op, Recipe, call, each_out, packed_like, same_order
+from jitdnn.ops.call import (
+    Op,
+    Recipe,
+    call,
+    each_out,
+    packed_like,
+    same_order,
+    scale_factor,
+    target_of,
+)
 from jitdnn.problems.spatial_transformer import MODES, PADDINGS, AffineGrid, GridSample, check_grid
 from jitdnn.tensor import TensorDescriptor, borrow
 
@@ -87,6 +96,16 @@ def grid_sample_backward(
     dx, dgrid = each_out(out, 2)
     names = (mode, padding, align_corners)
     shape = borrow(x, False, "x").descriptor.shape
+    if dx is not None:  # nothing is written before all is known to be right
+        if dgrid is not None:
+            given = zip(("dy", "x", "grid"), (dy, x, grid), strict=True)
+            _make_by_grid(
+                [borrow(a, False, name).descriptor for name, a in given], target_of(dgrid).descriptor, *names
+            )
+        elif scale_factor("beta", beta) != 0.0:
+            raise InvalidArgument(
+                f"beta is {beta} and no dgrid is given: beta scales what it holds before the call"
+            )
     image = call(_BY_IMAGE, ("dy", "grid"), (dy, grid), (shape, *names), dx, alpha, beta, handle)
     places = call(_BY_GRID, ("dy", "x", "grid"), (dy, x, grid), names, dgrid, alpha, beta, handle)
     return image, places

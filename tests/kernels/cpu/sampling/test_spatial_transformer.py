@@ -245,6 +245,21 @@ def test_scaled_into_what_is_there() -> None:
     np.testing.assert_allclose(out[1], 2 * dgrid + 0.5)
 
 
+@pytest.mark.parametrize(
+    ("other", "beta", "error"),
+    [(None, 1.0, InvalidArgument), (np.ones((1, 3, 2, 2)), 1.0, InvalidShape),
+     (np.ones((1, 3, 3, 2), np.float32), 0.0, InvalidType)],
+)  # fmt: skip
+def test_neither_gradient_is_written_where_the_other_is_refused(
+    other: np.ndarray | None, beta: float, error: type[Exception]
+) -> None:
+    x, grid, dy = np.ones((1, 2, 4, 4)), np.zeros((1, 3, 3, 2)), np.ones((1, 2, 3, 3))
+    out = np.full_like(x, 7)
+    with pytest.raises(error):
+        jd.grid_sample_backward(dy, x, grid, beta=beta, out=(out, other))
+    np.testing.assert_array_equal(out, 7)
+
+
 def test_errors() -> None:
     x, grid = np.ones((2, 3, 4, 5), np.float32), np.zeros((2, 6, 7, 2), np.float32)
     with pytest.raises(InvalidArgument, match="mode is 'bicubic'"):
