@@ -23,7 +23,7 @@ from jitdnn.frameworks.torch import choice, inductor_lowering
 from jitdnn.frameworks.torch.channel_sums import MOMENTS, SUM, Sums, channel_sums
 from jitdnn.frameworks.torch.convolution_sums import Summed, convolution_sums
 from jitdnn.frameworks.torch.inductor_forms import follows, measuring, real
-from jitdnn.frameworks.torch.inductor_rewriting import refresh
+from jitdnn.frameworks.torch.inductor_rewriting import call_like
 from jitdnn.frameworks.torch.inductor_sums import moments_left
 from jitdnn.frameworks.torch.kinds import at
 from jitdnn.frameworks.torch.options import handle_of, parse
@@ -186,7 +186,7 @@ def _is_part(user: Node) -> bool:
 def _become(graph: Graph, one: _Pair) -> None:
     """Put one call in the place of both; nodes are no longer in the order of what they read then."""
     node, summed = one.convolution, one.summed
-    made = partial(_call, graph, node)
+    made = partial(call_like, graph, node)
     if one.make is not None:
         one = replace(one, sums=one.make())
     assert one.sums is not None
@@ -212,16 +212,6 @@ def _become(graph: Graph, one: _Pair) -> None:
         one.sums.replace_all_uses_with(sums)
     graph.erase_node(one.sums)
     graph.erase_node(node)
-
-
-def _call(graph: Graph, like: Node, target: Any, *arguments: Any) -> Node:
-    made = graph.call_function(target, arguments)
-    made.meta = {name: one for name, one in like.meta.items() if name != "val"}
-    if target is operator.getitem:
-        made.meta["val"] = arguments[0].meta["val"][arguments[1]]
-    else:
-        refresh(made)
-    return made
 
 
 def _is_faster(one: _Pair, options: str) -> bool:

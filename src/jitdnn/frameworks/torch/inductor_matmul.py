@@ -19,7 +19,7 @@ from jitdnn.frameworks.torch import choice, convolution, inductor_lowering, oper
 from jitdnn.frameworks.torch.convolution import Geometry
 from jitdnn.frameworks.torch.gpu_stretches import allowed_math
 from jitdnn.frameworks.torch.inductor_forms import has_static_form, is_on_gpu, is_plain, measuring, real
-from jitdnn.frameworks.torch.inductor_rewriting import refresh
+from jitdnn.frameworks.torch.inductor_rewriting import call_like, refresh
 from jitdnn.frameworks.torch.kinds import Kind, at, words
 from jitdnn.frameworks.torch.options import Options, handle_of, parse
 from jitdnn.frameworks.torch.progress import part, parts
@@ -182,11 +182,7 @@ def _chosen(one: _Product, options: str, settled: str) -> choice.Decision:
 def _replace(graph: Graph, one: _Product, options: str) -> None:
     node = one.node
 
-    def call(target: Any, *arguments: Any) -> Node:
-        made = graph.call_function(target, arguments)
-        made.meta = {name: value for name, value in node.meta.items() if name != "val"}
-        refresh(made)
-        return made
+    call = partial(call_like, graph, node)
 
     def rows(of: Node, is_turned: bool) -> Node:
         return call(aten.permute.default, of, [1, 0]) if is_turned else of

@@ -8,6 +8,7 @@ so that Inductor computes it in the kernel that reads it.
 from __future__ import annotations
 
 import operator
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.fx import Graph, Node
 
 from jitdnn.frameworks.torch.concatenation import interleave, places_of
 from jitdnn.frameworks.torch.inductor_forms import has_static_form, is_on_gpu
-from jitdnn.frameworks.torch.inductor_rewriting import laid_out, may_save_otherwise, refresh, save_as_laid
+from jitdnn.frameworks.torch.inductor_rewriting import call_like, laid_out, may_save_otherwise, save_as_laid
 from jitdnn.frameworks.torch.kernels import channels_last_strides, contiguous_strides
 
 aten = torch.ops.aten
@@ -110,7 +111,7 @@ def _interleave(graph: Graph, node: Node) -> bool:
     ):
         return False
     offsets = indices.args[0]
-    call = _caller(graph, node)
+    call = partial(call_like, graph, node)
     with graph.inserting_before(total):
         zero = _zero(graph, dy)
         parts = []
@@ -129,18 +130,6 @@ def _interleave(graph: Graph, node: Node) -> bool:
     return True
 
 
-def _caller(graph: Graph, node: Node) -> Any:
-    """What makes calls in the place of a node."""
-
-    def call(target: Any, *arguments: Any) -> Node:
-        made = graph.call_function(target, arguments)
-        made.meta = {name: one for name, one in node.meta.items() if name != "val"}
-        refresh(made)
-        return made
-
-    return call
-
-
 def _zero(graph: Graph, like: Node) -> Node:
     """A zero of a node's type."""
     value = like.meta["val"]
@@ -156,7 +145,7 @@ def _select(graph: Graph, node: Node) -> None:
     batch, channels, *space = value.shape
     windows = _three(kernel)
 
-    call = _caller(graph, node)
+    call = partial(call_like, graph, node)
 
     def spread(one: Node) -> Node:
         """Each number for all elements of its window."""

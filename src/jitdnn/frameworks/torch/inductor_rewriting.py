@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,17 @@ def refresh(node: Node) -> None:
     target: Any = node.target
     with next(one.fake_mode for one in values if hasattr(one, "fake_mode")):
         node.meta["val"] = target(*map_arg(node.args, value), **map_arg(node.kwargs, value))
+
+
+def call_like(graph: Graph, like: Node, target: Any, *arguments: Any) -> Node:
+    """A new call with what is noted of `like`, such as where it stands in the program, and the form of its result."""
+    made = graph.call_function(target, arguments)
+    made.meta = {name: one for name, one in like.meta.items() if name != "val"}
+    if target is operator.getitem:
+        made.meta["val"] = arguments[0].meta["val"][arguments[1]]
+    else:
+        refresh(made)
+    return made
 
 
 def laid_out(graph: Graph, before: Node, operand: Node, strides: Sequence[int] | None) -> Node:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,9 +27,9 @@ from jitdnn.frameworks.torch.inductor_forms import (
     real,
 )
 from jitdnn.frameworks.torch.inductor_rewriting import (
+    call_like,
     laid_out,
     may_save_otherwise,
-    refresh,
     save_as_laid,
     sum_by_channel,
 )
@@ -219,16 +220,6 @@ def _inverse(order: Sequence[int]) -> list[int]:
     return [list(order).index(axis) for axis in range(len(order))]
 
 
-def _maker(graph: Graph, node: Node) -> Callable[..., Node]:
-    def call(target: Any, *arguments: Any) -> Node:
-        made = graph.call_function(target, arguments)
-        made.meta = {name: one for name, one in node.meta.items() if name != "val"}
-        refresh(made)
-        return made
-
-    return call
-
-
 def _with_one_tap(call: Callable[..., Node], x: Node, w: Node) -> Node:
     one, _, _ = _shapes(x.meta["val"], w.meta["val"])
     laid = call(aten.permute.default, w, _filter_order(len(one) - 2))
@@ -236,7 +227,7 @@ def _with_one_tap(call: Callable[..., Node], x: Node, w: Node) -> Node:
 
 
 def _replace_forward(graph: Graph, node: Node, x: Node, w: Node, bias: Node | None) -> None:
-    call = _maker(graph, node)
+    call = partial(call_like, graph, node)
     value = node.meta["val"]
     axes = value.dim() - 2
     _, _, apart = _shapes(x.meta["val"], w.meta["val"])
@@ -258,7 +249,7 @@ def _replace_forward(graph: Graph, node: Node, x: Node, w: Node, bias: Node | No
 
 
 def _replace_backward(graph: Graph, node: Node) -> None:
-    call = _maker(graph, node)
+    call = partial(call_like, graph, node)
     dy, x, w, *_, mask = node.args
     values = [one.meta["val"] for one in (x, w)]
     axes = values[0].dim() - 2
